@@ -259,7 +259,7 @@ class _Scene:
         codes = np.array([brands.code((f"b{number}",)) for number in range(1_000)], dtype=np.int32)
         brands.codes[:num_items] = codes[draw.integers(0, 1_000, num_items)]
         categories = columns.text("categories")
-        pairs = [categories.code((f"c{one}", f"c{one // 2}x")) for one in range(20)]
+        pairs = [categories.code((f"c{number}", f"c{number // 2}x")) for number in range(20)]
         categories.codes[:num_items] = np.array(pairs, dtype=np.int32)[draw.integers(0, 20, num_items)]
         vectors = draw.normal(size=(min(num_items, 10_000), HIDDEN_SIZE)).astype(np.float32)
         return cls(items, Expressions(items), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))

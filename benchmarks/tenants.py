@@ -86,7 +86,7 @@ def _with_tenants(settings: Settings, folder: Path, keys: dict[str, str]) -> Set
     write_keys(folder / "keys.json", KeysFile(keys=tuple(stored)))
     tenants = tuple(StoredTenant(id=tenant) for tenant in (FLOODING, OTHER))
     write_tenants(folder / "tenants.json", TenantsFile(tenants=tenants))
-    names = ",".join(["default", *(scoped_name(one.id, "default") for one in tenants)])
+    names = ",".join(["default", *(scoped_name(tenant.id, "default") for tenant in tenants)])
     files = {"api_keys_file": folder / "keys.json", "tenants_file": folder / "tenants.json"}
     return settings.model_copy(update=files | {"names": names, "llm_memory_gib": _MEMORY_GIB})
 
@@ -118,10 +118,12 @@ async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[st
 
         capacity_rps = await sustained_rps(first_rps, share_at)
         for number in range(options.rounds):
-            for times_share in (*(one for one in TIMES_SHARE if one < options.flood), options.flood):
+            for times_share in (*(multiple for multiple in TIMES_SHARE if multiple < options.flood), options.flood):
                 await asyncio.sleep(PAUSE_S)
                 rates = _rates(capacity_rps, times_share)
-                for row in await _case(processes, {one: rate for one, rate in rates.items() if rate}, keys, options):
+                for row in await _case(
+                    processes, {tenant: rate for tenant, rate in rates.items() if rate}, keys, options
+                ):
                     rows.append({"round": number, "times_share": times_share, **row})
                     show(rows[-1], "round", "times_share", "tenant", "rate_rps", "p99_ms", "goodput", "full", "reasons")
     return {**about_run("tenants"), "capacity_rps": round(capacity_rps, 1), "summary": _summary(rows), "rows": rows}
@@ -148,8 +150,11 @@ async def _case(
 ) -> list[dict[str, Any]]:
     """Return a row of each tenant, from a process of its own."""
     loop = asyncio.get_running_loop()
-    calls = [loop.run_in_executor(processes[one], _run_tenant, rate, keys[one], options) for one, rate in rates.items()]
-    return [{"tenant": one, **row} for one, row in zip(rates, await asyncio.gather(*calls), strict=True)]
+    calls = [
+        loop.run_in_executor(processes[tenant], _run_tenant, rate, keys[tenant], options)
+        for tenant, rate in rates.items()
+    ]
+    return [{"tenant": tenant, **row} for tenant, row in zip(rates, await asyncio.gather(*calls), strict=True)]
 
 
 def _run_tenant(rate_rps: float, key: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -167,11 +172,11 @@ def _run_tenant(rate_rps: float, key: str, options: argparse.Namespace) -> dict[
 async def _sender(client: RestClient, options: argparse.Namespace) -> Send:
     """Return a sender of mixed requests once the tenant's bundle answers; its users are unknown, its visitors not."""
     give_up_s = time.monotonic() + _START_S
-    while not (found := await client.recommend({"user_id": "nobody", "k": 10})).is_ok:
+    while not (outcome := await client.recommend({"user_id": "nobody", "k": 10})).is_ok:
         if time.monotonic() > give_up_s:
-            sys.exit(f"error: a tenant is not answered ({found.reason}); start the stack with --up")
+            sys.exit(f"error: a tenant is not answered ({outcome.reason}); start the stack with --up")
         await asyncio.sleep(0.5)
-    return sender(client, Audience((), (), found.item_ids).mixed, options.deadline_ms)
+    return sender(client, Audience((), (), outcome.item_ids).mixed, options.deadline_ms)
 
 
 async def _load(send: Send, rate_rps: float, options: argparse.Namespace) -> Load:
@@ -194,36 +199,40 @@ def _row(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, Any]:
 
 def _full_rps(rows: list[dict[str, Any]]) -> Counter[tuple[int, float]]:
     """Return the answers in full per second of both tenants, by round and case."""
-    found = Counter[tuple[int, float]]()
+    full_rps = Counter[tuple[int, float]]()
     for row in rows:
-        found[row["round"], row["times_share"]] += row["rate_rps"] * row["full"]
-    return found
+        full_rps[row["round"], row["times_share"]] += row["rate_rps"] * row["full"]
+    return full_rps
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the other tenant's median p99 in each case, their ratios, and the goodput of both by case."""
     times = sorted({row["times_share"] for row in rows})
     cases = {
-        (tenant, one): [row for row in rows if row["tenant"] == tenant and row["times_share"] == one]
+        (tenant, times_share): [row for row in rows if row["tenant"] == tenant and row["times_share"] == times_share]
         for tenant in (OTHER, FLOODING)
-        for one in times
+        for times_share in times
     }
-    p99s_ms = {one: percentile([row["p99_ms"] for row in cases[OTHER, one]], 0.5) for one in times}
+    p99s_ms = {
+        times_share: percentile([row["p99_ms"] for row in cases[OTHER, times_share]], 0.5) for times_share in times
+    }
     alone_ms, at_share_ms, flooded_ms = p99s_ms[0.0], p99s_ms[1.0], p99s_ms[times[-1]]
-    found = {
+    summary = {
         "p99_ms_alone": alone_ms,
         "p99_ms_at_share": at_share_ms,
         "p99_ms_flooded": flooded_ms,
         "p99_to_alone": round(flooded_ms / alone_ms, 3),
         "p99_to_at_share": round(flooded_ms / at_share_ms, 3),
-        "p99_to_at_share_by_times": {str(one): round(p99s_ms[one] / at_share_ms, 3) for one in times if one > 1},
+        "p99_to_at_share_by_times": {
+            str(times_share): round(p99s_ms[times_share] / at_share_ms, 3) for times_share in times if times_share > 1
+        },
         "full_at_share": {tenant: _mean(cases[tenant, 1.0], "full") for tenant in (OTHER, FLOODING)},
-        "least_goodput": min(_mean(cases[OTHER, one], "goodput") for one in times if one > 1),
+        "least_goodput": min(_mean(cases[OTHER, times_share], "goodput") for times_share in times if times_share > 1),
         "most_full_rps": round(max(_full_rps(rows).values()), 1),
         **{part: _mean(cases[OTHER, times[-1]], part) for part in _PARTS},
     }
-    print(json.dumps(found), flush=True)
-    return found
+    print(json.dumps(summary), flush=True)
+    return summary
 
 
 def _mean(rows: list[dict[str, Any]], part: str) -> float:

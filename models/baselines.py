@@ -44,8 +44,8 @@ class Bigram:
         scores_BV = np.tile(self._tie_V, (len(histories), 1))
         for scores_V, history in zip(scores_BV, histories, strict=True):
             if len(history):
-                found = slice(*self._starts[history[-1] : history[-1] + 2])
-                scores_V[self._followers[found]] += self._counts[found]
+                span = slice(*self._starts[history[-1] : history[-1] + 2])
+                scores_V[self._followers[span]] += self._counts[span]
         return scores_BV
 
 

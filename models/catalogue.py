@@ -180,10 +180,14 @@ class Catalogue:
         pairs, wanted = self._category_pairs, _pairs(name)
         if not pairs:
             return "remove it: no item of this catalogue has a category"
-        likely = nlargest(_NUM_LIKELY, pairs, key=lambda one: len(wanted & pairs[one]) / (1 + len(pairs[one])))
-        folded = {one.casefold(): one for one in likely}
+        likely = nlargest(
+            _NUM_LIKELY, pairs, key=lambda candidate: len(wanted & pairs[candidate]) / (1 + len(pairs[candidate]))
+        )
+        folded = {candidate.casefold(): candidate for candidate in likely}
         near = difflib.get_close_matches(name.casefold(), folded, n=_NUM_OFFERED)
-        names = ", ".join(f"{one!r:.60}" for one in [folded[one] for one in near] or list(pairs)[:_NUM_OFFERED])
+        names = ", ".join(
+            f"{candidate!r:.60}" for candidate in [folded[match] for match in near] or list(pairs)[:_NUM_OFFERED]
+        )
         return f"the nearest: {names}" if near else f"name one that items have, for example {names}"
 
     def save(self, path: Path) -> None:
@@ -207,7 +211,7 @@ class Catalogue:
 
 def _pairs(name: str) -> frozenset[str]:
     folded = name.casefold()
-    return frozenset(folded[place : place + 2] for place in range(max(1, len(folded) - 1)))
+    return frozenset(folded[start : start + 2] for start in range(max(1, len(folded) - 1)))
 
 
 def load_catalogue(path: Path) -> Catalogue:
@@ -237,12 +241,12 @@ def _texts_of(table: "pa.Table") -> ItemTexts:
     """Return the texts of a catalogue: those in use if they are equal, or else new objects."""
     item_ids, titles, categories = (table[name] for name in ("item_id", "title", "categories"))
     digest = _digest((item_ids, titles, categories))
-    found = _TEXTS.get(digest)
-    if found is None:
+    texts = _TEXTS.get(digest)
+    if texts is None:
         known: dict[tuple[str, ...], tuple[str, ...]] = {}
-        names = tuple(known.setdefault(one, one) for one in map(tuple, _values(categories)))
-        found = _TEXTS[digest] = ItemTexts(tuple(_values(item_ids)), tuple(_values(titles)), names)
-    return found
+        names = tuple(known.setdefault(of_item, of_item) for of_item in map(tuple, _values(categories)))
+        texts = _TEXTS[digest] = ItemTexts(tuple(_values(item_ids)), tuple(_values(titles)), names)
+    return texts
 
 
 def _digest(columns: "Iterable[pa.ChunkedArray]") -> bytes:

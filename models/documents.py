@@ -56,8 +56,8 @@ def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Do
         raise BundleCorrupt(f"{where}: {len(content):,} bytes exceed the maximum of {MAX_BYTES:,}")
     try:
         read = _read_again if len(content) <= _KEPT_BYTES else _read
-        found, plain = read(content, schema)
-        return found, _without_nulls(plain)
+        document, plain = read(content, schema)
+        return document, _without_nulls(plain)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))[:200] or "content"
@@ -84,15 +84,15 @@ _parse_again: Any = lru_cache(_NUM_KEPT)(json.loads)
 
 def _read(content: bytes | str, schema: type[Document]) -> tuple[Document, dict[str, Any]]:
     plain: dict[str, Any] = json.loads(content, object_pairs_hook=_object)
-    found: Document = _adapter(schema).validate_json(content, strict=True)
-    return found, plain
+    document: Document = _adapter(schema).validate_json(content, strict=True)
+    return document, plain
 
 
 _read_again: Any = lru_cache(_NUM_KEPT)(_read)
 
 
 def _without_nulls(plain: dict[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in plain.items() if one is not None}
+    return {name: value for name, value in plain.items() if value is not None}
 
 
 def is_version(text: str) -> bool:
@@ -101,9 +101,9 @@ def is_version(text: str) -> bool:
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object. Raises ValueError for a duplicate name."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in members:
             raise ValueError(f"{name!r:.100} occurs twice")
-        found[name] = value
-    return found
+        members[name] = value
+    return members

@@ -100,9 +100,9 @@ class BundleUntrained(BundleError):
 class BundleMoved(BundleError):
     """A concurrent promotion won."""
 
-    def __init__(self, expected: str | None, found: str | None) -> None:
+    def __init__(self, expected: str | None, live: str | None) -> None:
         super().__init__(
-            f"the live version is {found} and no longer {expected}; nothing was promoted. Look at {found}, then run "
+            f"the live version is {live} and no longer {expected}; nothing was promoted. Look at {live}, then run "
             "the command again (a pipeline reuses its finished stages)"
         )
 

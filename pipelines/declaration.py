@@ -96,7 +96,7 @@ class Declared:
         if self.option.parse is not None:
             return str
         if get_origin(kind) in {Union, UnionType}:
-            (kind,) = (one for one in get_args(kind) if one is not NoneType)
+            (kind,) = (member for member in get_args(kind) if member is not NoneType)
         if get_origin(kind) is tuple:
             kind = get_args(kind)[0]
         return str if get_origin(kind) is Literal else kind
@@ -148,23 +148,23 @@ def check_bounds(options: Any) -> None:
 def named_values(options: Any) -> dict[str, Any]:
     """Return the values of the options under their names on the command line, with underscores."""
     return {
-        one.names[0].removeprefix("--").replace("-", "_"): getattr(options, one.field.name)
-        for one in options_of(type(options))
+        declared.names[0].removeprefix("--").replace("-", "_"): getattr(options, declared.field.name)
+        for declared in options_of(type(options))
     }
 
 
 def parser_of(kind: type, description: str | None) -> argparse.ArgumentParser:
     """Return a parser of the dataclass's options; `parsed` reads a command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for one in options_of(kind):
-        given: dict[str, Any] = {"dest": one.field.name, "default": argparse.SUPPRESS, "help": _help(one)}
-        if one.kind is bool:
+    for declared in options_of(kind):
+        given: dict[str, Any] = {"dest": declared.field.name, "default": argparse.SUPPRESS, "help": _help(declared)}
+        if declared.kind is bool:
             given["action"] = argparse.BooleanOptionalAction
         else:
-            metavar = "PATH" if one.kind is Path else one.kind.__name__.upper()
-            given |= {"type": one.kind, "metavar": metavar, "required": one.is_required}
-            given |= {"action": "append"} if one.repeats else {}
-        parser.add_argument(*one.names, **given)
+            metavar = "PATH" if declared.kind is Path else declared.kind.__name__.upper()
+            given |= {"type": declared.kind, "metavar": metavar, "required": declared.is_required}
+            given |= {"action": "append"} if declared.repeats else {}
+        parser.add_argument(*declared.names, **given)
     return parser
 
 
@@ -175,13 +175,13 @@ def parsed(kind: type[Options], description: str | None, words: Sequence[str] | 
     return options
 
 
-def _help(one: Declared) -> str:
-    if one.is_required or (one.field.default in (None, (), "") and not one.option.shown):
-        return one.option.help
-    return f"{one.option.help} Default: {one.option.shown or one.field.default}."
+def _help(declared: Declared) -> str:
+    if declared.is_required or (declared.field.default in (None, (), "") and not declared.option.shown):
+        return declared.option.help
+    return f"{declared.option.help} Default: {declared.option.shown or declared.field.default}."
 
 
 def _option(field: "Field[Any]") -> Option | None:
     if get_origin(field.type) is not Annotated:
         return None
-    return next((one for one in get_args(field.type)[1:] if isinstance(one, Option)), None)
+    return next((annotation for annotation in get_args(field.type)[1:] if isinstance(annotation, Option)), None)

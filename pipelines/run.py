@@ -84,9 +84,9 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
 
 def planned_fits(run: ModelRun) -> list[str]:
     """Return the names of the stages that will fit models."""
-    names = [one.name for one in STAGES]
+    names = [stage.name for stage in STAGES]
     done = STAGES[: names.index(run.options.until) + 1]
-    return [one.name for one in done if one.name in FITS and one.is_in(run)]
+    return [stage.name for stage in done if stage.name in FITS and stage.is_in(run)]
 
 
 def flow(run: ModelRun, bars: Bars) -> Iterator[StageOutput]:
@@ -101,8 +101,8 @@ def flow(run: ModelRun, bars: Bars) -> Iterator[StageOutput]:
 
 def _show_found(ingested: Path, console: Console) -> None:
     """Print the findings on the data before hours of training."""
-    found = (*ingest.describe_found(ingested), *ingest.set_aside(ingested))
-    for sentence in (*found, *ingest.describe_future(ingested, datetime.now(UTC))):
+    sentences = (*ingest.describe_found(ingested), *ingest.set_aside(ingested))
+    for sentence in (*sentences, *ingest.describe_future(ingested, datetime.now(UTC))):
         console.print(sentence, markup=False)
 
 

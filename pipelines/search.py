@@ -194,20 +194,20 @@ def as_toml(recipe: Recipe) -> Iterator[str]:
 
 def _changes(name: str, default: Any, given: Any) -> Iterator[str]:
     """Yield a dotted key for each value that is not the default."""
-    for one in fields(default):
-        before, value = getattr(default, one.name), getattr(given, one.name)
+    for option in fields(default):
+        before, value = getattr(default, option.name), getattr(given, option.name)
         if is_dataclass(before):
-            yield from _changes(f"{name}.{one.name}", before, value)
+            yield from _changes(f"{name}.{option.name}", before, value)
         elif value != before:
-            yield f"{name}.{one.name} = {json.dumps(value)}"
+            yield f"{name}.{option.name} = {json.dumps(value)}"
 
 
 def _newest(stage: Path) -> Path:
     """Return the output of this stage that was used last. Raises ConfigError."""
-    found = [path for path in stage.glob("[!.]*") if path.is_dir()]
-    if not found:
+    paths = [path for path in stage.glob("[!.]*") if path.is_dir()]
+    if not paths:
         raise ConfigError(f"--tokenized: nothing in {stage}; run `tailrace pipeline --until tokenize` first")
-    return max(found, key=lambda path: path.stat().st_mtime)
+    return max(paths, key=lambda path: path.stat().st_mtime)
 
 
 if __name__ == "__main__":

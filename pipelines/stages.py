@@ -261,13 +261,13 @@ def _features(run: ModelRun, progress: Progress) -> StageOutput:
 def _depth(run: ModelRun, progress: Progress) -> StageOutput:
     """Tokenize and train at each depth, and compare on validation. The stages of these names then reuse the outputs."""
     candidates, keys, repeats = {}, [], False
-    for one in run.depths:
-        tokenized = _tokenize_by(run, replace(run.options.codes, depth=one, is_compared=True))
+    for depth in run.depths:
+        tokenized = _tokenize_by(run, replace(run.options.codes, depth=depth, is_compared=True))
         size = recipes.data_size(tokenized.path)
         recipe, repeats = recipes.choose(run.options.recipes, size), size.repeats
         trained = _train_on(run, tokenized, recipe, progress)
         keys.append(trained.key)
-        candidates[one] = code_depth.DecoderOfDepth(
+        candidates[depth] = code_depth.DecoderOfDepth(
             tokenized=tokenized.path, decoder_dir=trained.path / "decoder", **recipe.prompt
         )
     return run.cache.run(
@@ -580,7 +580,7 @@ def store_lists(
 def _remove_erased(rows: Sequence[PrecomputedRow], places: Places, erasures: ErasureLedger) -> None:
     """Remove just-written lists of users erased meanwhile: the worker may have looked for these lists too early."""
     after = erasures.everybody()
-    if gone := {row.user_id for row in rows if after.of(row.user_id)}:
+    if erased_ids := {row.user_id for row in rows if after.of(row.user_id)}:
         store = ErasingWriter(places.feature_repo)
-        store.remove_leftover_lists(gone)
+        store.remove_leftover_lists(erased_ids)
         store.close()

@@ -61,12 +61,12 @@ class Mutation:
 def modules_that_decide() -> list[Path]:
     """Return the files of the purity contract, relative to the root."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    names = next(one["source_modules"] for one in contracts if one["name"] == CONTRACT)
-    found: set[Path] = set()
+    names = next(contract["source_modules"] for contract in contracts if contract["name"] == CONTRACT)
+    paths: set[Path] = set()
     for name in names:
-        place = ROOT / name.replace(".", "/")
-        found |= set(place.rglob("*.py")) if place.is_dir() else {place.with_suffix(".py")}
-    return sorted(path.relative_to(ROOT) for path in found if path.name != "__init__.py")
+        module = ROOT / name.replace(".", "/")
+        paths |= set(module.rglob("*.py")) if module.is_dir() else {module.with_suffix(".py")}
+    return sorted(path.relative_to(ROOT) for path in paths if path.name != "__init__.py")
 
 
 def mutations_of(path: Path) -> Iterator[Mutation]:
@@ -116,10 +116,10 @@ def written(expression: ast.expr) -> str:
 
 def mirrored_tests(path: Path) -> Path:
     """Return the deepest test that mirrors a module: its file if the folder has one, otherwise the folder."""
-    place = Path("tests/unit", *path.parts[1:] if path.parts[0] == "services" else path.parts)
-    folder = next(parent for parent in place.parents if (ROOT / parent).exists())
-    found = sorted((ROOT / folder).rglob(f"test_{place.name}"))
-    return found[0].relative_to(ROOT) if found else folder
+    mirror = Path("tests/unit", *path.parts[1:] if path.parts[0] == "services" else path.parts)
+    folder = next(parent for parent in mirror.parents if (ROOT / parent).exists())
+    files = sorted((ROOT / folder).rglob(f"test_{mirror.name}"))
+    return files[0].relative_to(ROOT) if files else folder
 
 
 def copy_tree(target: Path) -> None:
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=40)
     options = parser.parse_args()
     console = Console()
-    candidates = sorted(one for path in modules_that_decide() for one in mutations_of(path))
+    candidates = sorted(mutation for path in modules_that_decide() for mutation in mutations_of(path))
     drawn = random.Random(options.seed).sample(candidates, min(options.sample, len(candidates)))
     survivors = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
@@ -161,15 +161,15 @@ def main() -> None:
         console.print("the unit tests without a mutation, then one line per mutation")
         if failure := failure_of(Path(scratch), Path("tests/unit"), "-n", "auto"):
             sys.exit(f"{failure}\na unit test fails in the copy without a mutation: mend it first")
-        for number, one in enumerate(drawn, 1):
+        for number, mutation in enumerate(drawn, 1):
             started_s = time.monotonic()
-            one.apply(Path(scratch))
-            tests = mirrored_tests(one.path)
+            mutation.apply(Path(scratch))
+            tests = mirrored_tests(mutation.path)
             if not (failure_of(Path(scratch), tests) or failure_of(Path(scratch), Path("tests/unit"), "-n", "auto")):
-                survivors.append(one)
-            result = f"{'not ' * (one in survivors)}noticed in {time.monotonic() - started_s:.0f} s"
-            console.print(f"{number} of {len(drawn)} {result}: {one}", markup=False, soft_wrap=True)
-            shutil.copy(ROOT / one.path, Path(scratch, one.path))
+                survivors.append(mutation)
+            result = f"{'not ' * (mutation in survivors)}noticed in {time.monotonic() - started_s:.0f} s"
+            console.print(f"{number} of {len(drawn)} {result}: {mutation}", markup=False, soft_wrap=True)
+            shutil.copy(ROOT / mutation.path, Path(scratch, mutation.path))
     console.print(f"{len(drawn) - len(survivors)} of {len(drawn)} noticed, drawn from {len(candidates)}")
     sys.exit(len(survivors) > MOST_SURVIVORS * len(drawn))
 

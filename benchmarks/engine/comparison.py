@@ -71,13 +71,13 @@ class Comparison:
             self.measured = measured = [
                 Measured(case, name) for case in cases for name in engines if not (case.width and name in _TEXT_ONLY)
             ]
-            for one in measured:
-                begin(f"warming up {one.case.name} on {one.engine}")
-                _warm_up(engines[one.engine], one, words)
+            for measurement in measured:
+                begin(f"warming up {measurement.case.name} on {measurement.engine}")
+                _warm_up(engines[measurement.engine], measurement, words)
             for round_number in range(self._rounds):
-                for one in measured if round_number % 2 == 0 else reversed(measured):
-                    begin(f"round {round_number + 1}: {one.case.name} on {one.engine}")
-                    _run_round(engines[one.engine], one, words, round_number)
+                for measurement in measured if round_number % 2 == 0 else reversed(measured):
+                    begin(f"round {round_number + 1}: {measurement.case.name} on {measurement.engine}")
+                    _run_round(engines[measurement.engine], measurement, words, round_number)
         finally:
             for engine in engines.values():
                 engine.stop()
@@ -101,9 +101,15 @@ class Comparison:
         reference = EngineProcess(reference_entry(model, self._threads))
         try:
             reference.wait_until_ready()
-            for one in (one for one in self.measured if one.case.name == _REFERENCE_CASE and one.runs):
-                reply = reference.ask({"prompts": one.runs[0]["prompts"], "outputs": one.runs[0]["outputs"]})
-                self.quality[one.engine] = {name: value for name, value in reply.items() if name != "seconds"}
+            for measurement in (
+                measurement
+                for measurement in self.measured
+                if measurement.case.name == _REFERENCE_CASE and measurement.runs
+            ):
+                reply = reference.ask(
+                    {"prompts": measurement.runs[0]["prompts"], "outputs": measurement.runs[0]["outputs"]}
+                )
+                self.quality[measurement.engine] = {name: value for name, value in reply.items() if name != "seconds"}
         except EngineFailed as error:
             self.failed["fp32 reference"] = str(error)
         finally:
@@ -116,33 +122,33 @@ def _announced(total: int) -> Callable[[str], None]:
     return lambda what: print(f"{next(numbers)}/{total} {what}", file=sys.stderr, flush=True)
 
 
-def _warm_up(engine: EngineProcess, one: Measured, words: Sequence[int]) -> None:
+def _warm_up(engine: EngineProcess, measurement: Measured, words: Sequence[int]) -> None:
     """Run a case once without recording it."""
     try:
-        engine.ask(one.case.ask(draw_prompts(one.case, words, -1)))
+        engine.ask(measurement.case.ask(draw_prompts(measurement.case, words, -1)))
     except EngineFailed as error:
-        one.error = str(error)
+        measurement.error = str(error)
 
 
-def _run_round(engine: EngineProcess, one: Measured, words: Sequence[int], round_number: int) -> None:
+def _run_round(engine: EngineProcess, measurement: Measured, words: Sequence[int], round_number: int) -> None:
     """Run a case until enough time is spent, with new prompts each time."""
     spent_s = 0.0
     for repeat in range(_MAX_RUNS_A_ROUND):
-        if one.error is not None or spent_s > _ENOUGH_S:
+        if measurement.error is not None or spent_s > _ENOUGH_S:
             break
-        prompts = draw_prompts(one.case, words, _RUNS_APART * round_number + repeat)
+        prompts = draw_prompts(measurement.case, words, _RUNS_APART * round_number + repeat)
         try:
-            run = _run_beside_limits(engine, one, one.case.ask(prompts))
+            run = _run_beside_limits(engine, measurement, measurement.case.ask(prompts))
         except EngineFailed as error:
-            one.error = str(error)
+            measurement.error = str(error)
         else:
-            one.runs.append({**run, "prompts": prompts})
+            measurement.runs.append({**run, "prompts": prompts})
             spent_s += run["seconds"]
 
 
-def _run_beside_limits(engine: EngineProcess, one: Measured, ask: dict[str, Any]) -> dict[str, Any]:
+def _run_beside_limits(engine: EngineProcess, measurement: Measured, ask: dict[str, Any]) -> dict[str, Any]:
     """Run once. For our engine, measure the machine's limits before and after; the higher value counts."""
-    if not one.engine.startswith(OURS):
+    if not measurement.engine.startswith(OURS):
         return engine.ask(ask)
     before, run, after = engine.ask(_LIMITS), engine.ask(ask), engine.ask(_LIMITS)
     return {**run, "limits": {name: max(before[name], after[name]) for name in ("bytes_per_s", "flops_per_s")}}

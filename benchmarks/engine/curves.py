@@ -110,11 +110,11 @@ def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]
     for _, ask in cases:
         ask()
     for _ in track(range(rounds), title.ljust(20), console=Console(stderr=True)):
-        for (_, ask), found in zip(cases, taken, strict=True):
-            found.append(ask())
+        for (_, ask), samples in zip(cases, taken, strict=True):
+            samples.append(ask())
     return [
-        about | {name: round(median(getattr(one, name) for one in found), 3) for name in ("ms", "cpu_ms")}
-        for (about, _), found in zip(cases, taken, strict=True)
+        about | {name: round(median(getattr(sample, name) for sample in samples), 3) for name in ("ms", "cpu_ms")}
+        for (about, _), samples in zip(cases, taken, strict=True)
     ]
 
 
@@ -148,7 +148,7 @@ def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
     by_state: dict[str, list[float]] = {}
     for row in rows:
         by_state.setdefault(row["state"], []).append(row[figure])
-    return {state: round(max(found) / min(found), 3) for state, found in by_state.items()}
+    return {state: round(max(values) / min(values), 3) for state, values in by_state.items()}
 
 
 def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -> ItemCodes:

@@ -58,7 +58,9 @@ class LlamaCppEngine:
         prompts: list[list[int]] = ask["prompts"]
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
         texts: list[list[int]] = [[] for _ in prompts]
-        step = [(order, place, token) for order, prompt in enumerate(prompts) for place, token in enumerate(prompt)]
+        step = [
+            (order, position, token) for order, prompt in enumerate(prompts) for position, token in enumerate(prompt)
+        ]
         while step:
             drawn = self._decode(step)
             for order, token in drawn.items():
@@ -74,8 +76,8 @@ class LlamaCppEngine:
         """Run (sequence, position, token) rows, sequence after sequence; return each one's most likely next token."""
         batch, last = self._batch, {order: row for row, (order, _, _) in enumerate(step)}
         batch.n_tokens = len(step)
-        for row, (order, place, token) in enumerate(step):
-            batch.token[row], batch.pos[row] = token, place
+        for row, (order, position, token) in enumerate(step):
+            batch.token[row], batch.pos[row] = token, position
             batch.n_seq_id[row], batch.seq_id[row][0] = 1, order
             batch.logits[row] = last[order] == row
         if failed := self._lib.llama_decode(self._context, batch):

@@ -34,21 +34,29 @@ class Measured:
 
 def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[str, Any]]:
     """Return one row for each engine and case; `ratio_to_best_peer` is above 1 if the engine is faster."""
-    medians = {(one.case.name, one.engine): median(one.values) for one in measured if one.runs}
+    medians = {
+        (measurement.case.name, measurement.engine): median(measurement.values)
+        for measurement in measured
+        if measurement.runs
+    }
     rows = []
-    for one in measured:
-        value = medians.get((one.case.name, one.engine))
-        theirs = [medians[key] for peer in peers if (key := (one.case.name, peer)) in medians]
+    for measurement in measured:
+        value = medians.get((measurement.case.name, measurement.engine))
+        theirs = [medians[key] for peer in peers if (key := (measurement.case.name, peer)) in medians]
         rows.append(
             {
-                "name": one.case.name,
-                "engine": one.engine,
+                "name": measurement.case.name,
+                "engine": measurement.engine,
                 "value": _rounded(value),
-                "unit": one.case.unit,
-                "ratio_to_best_peer": _rounded(_ratio(one.case, value, theirs)),
-                "runs": [_rounded(run) for run in one.values],
-                **({"graphs": one.runs[-1]["graphs"]} if one.runs and "graphs" in one.runs[-1] else {}),
-                **({"error": one.error} if one.error else {}),
+                "unit": measurement.case.unit,
+                "ratio_to_best_peer": _rounded(_ratio(measurement.case, value, theirs)),
+                "runs": [_rounded(run) for run in measurement.values],
+                **(
+                    {"graphs": measurement.runs[-1]["graphs"]}
+                    if measurement.runs and "graphs" in measurement.runs[-1]
+                    else {}
+                ),
+                **({"error": measurement.error} if measurement.error else {}),
             }
         )
     return rows
@@ -57,16 +65,16 @@ def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[s
 def roofline_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """Compare each kind of engine step with the limits in the run with the median share of the nearer limit."""
     rows = []
-    for one in measured:
-        kinds = sorted({kind for run in one.runs for kind in run.get("steps", {})})
+    for measurement in measured:
+        kinds = sorted({kind for run in measurement.runs for kind in run.get("steps", {})})
         for kind in kinds:
-            runs = [run for run in one.runs if kind in run["steps"]]
+            runs = [run for run in measurement.runs if kind in run["steps"]]
             run = sorted(runs, key=lambda run: max(_shares(run, kind)))[(len(runs) - 1) // 2]
             step, (memory, compute) = run["steps"][kind], _shares(run, kind)
             rows.append(
                 {
-                    "case": one.case.name,
-                    "engine": one.engine,
+                    "case": measurement.case.name,
+                    "engine": measurement.engine,
                     "step": kind,
                     "step_ms": _rounded(1_000 * step["seconds"] / step["steps"]),
                     "step_mbytes": _rounded(step["num_bytes"] / step["steps"] / 1e6),
@@ -97,16 +105,20 @@ def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     Greedy texts diverge at the first tie that is broken differently, so check the gaps before calling a low fraction a
     fault. Items are compared as sets.
     """
-    theirs = {one.case.name: one.runs[0] for one in measured if one.engine == _REFERENCE and one.runs}
+    theirs = {
+        measurement.case.name: measurement.runs[0]
+        for measurement in measured
+        if measurement.engine == _REFERENCE and measurement.runs
+    }
     return [
         {
-            "case": one.case.name,
-            "engine": one.engine,
+            "case": measurement.case.name,
+            "engine": measurement.engine,
             "against": _REFERENCE,
-            "share": _agreement(one.runs[0], theirs[one.case.name]),
+            "share": _agreement(measurement.runs[0], theirs[measurement.case.name]),
         }
-        for one in measured
-        if one.runs and one.engine != _REFERENCE and one.case.name in theirs
+        for measurement in measured
+        if measurement.runs and measurement.engine != _REFERENCE and measurement.case.name in theirs
     ]
 
 
@@ -133,13 +145,13 @@ def _rounded(value: float | None) -> float | None:
 
 def lines(report: Report) -> list[str]:
     """Return a line for each case and engine, and for each missing or failed engine; the JSON has the rest."""
-    found = [
+    texts = [
         f"{row['name']:44} {row['engine']:14} {row['value']:>10,.4g} {row['unit']}{_beside_peer(row)}"
         for row in report["cases"]
         if row["value"] is not None
     ]
-    found += [f"{name}: {why.splitlines()[-1]}" for name, why in (report["absent_peers"] | report["failed"]).items()]
-    return found + [
+    texts += [f"{name}: {why.splitlines()[-1]}" for name, why in (report["absent_peers"] | report["failed"]).items()]
+    return texts + [
         f"{row['name']} on {row['engine']}: {row['error'].splitlines()[-1]}" for row in _failed_rows(report)
     ]
 

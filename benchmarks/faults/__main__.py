@@ -66,7 +66,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
     harming = asyncio.create_task(harm())
     text = TextProbe(RestClient(scene.settings.http_host, scene.settings.http_port, scene.operator_key), _TEXT_ASK)
     asking = asyncio.create_task(text.run(began_s)) if scene.peers else None
-    load = await run_schedule(send, [one.at_s for one in planned])
+    load = await run_schedule(send, [request.at_s for request in planned])
     back_s = await harming
     await scene.until_healthy()
     await probe.finish()
@@ -127,8 +127,8 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str
         if not rows:
             raise
         ended_early = str(error)
-    found = {"num_nodes": layout.num_nodes, "answered_by_node": answered, "ended_early": ended_early}
-    return _report(rows, options, NODE_PHASES) | found
+    about = {"num_nodes": layout.num_nodes, "answered_by_node": answered, "ended_early": ended_early}
+    return _report(rows, options, NODE_PHASES) | about
 
 
 def _report(rows: Sequence[dict[str, Any]], options: argparse.Namespace, phases: Phases) -> dict[str, Any]:

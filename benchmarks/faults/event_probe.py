@@ -68,7 +68,7 @@ class EventProbe:
 
     def unseen(self) -> list[ProbeEvent]:
         """Return acknowledged events that are not visible yet."""
-        return [one for one in self.events if one.acknowledged_s is not None and one.visible_s is None]
+        return [event for event in self.events if event.acknowledged_s is not None and event.visible_s is None]
 
     def recovered_s(self, back_at_s: float) -> float | None:
         """Return the seconds from the dependency's return to a new event accepted and soon visible; None if never."""

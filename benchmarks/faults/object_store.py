@@ -43,7 +43,7 @@ def s3_server(folder: Path) -> Iterator[str]:
     identity = {"name": "chaos", "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}], "actions": ["Admin"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     first = free_window(2 * len(_SERVERS), seed=str(folder))
-    ports = {name: first + place for place, name in enumerate(_SERVERS)}
+    ports = {name: first + index for index, name in enumerate(_SERVERS)}
     inner = [f"-{name}.port.grpc={port + len(_SERVERS)}" for name, port in ports.items()]
     outer = [f"-{name}.port={port}" for name, port in ports.items()]
     command = [str(binary), "server", f"-dir={folder}", f"-ip={_HOST}", "-volume.max=8", "-s3", *outer, *inner]
@@ -85,8 +85,8 @@ class HostileWriter:
         names = (str(self._outside), f"../../../{self._outside.name}", f"a/../../../../{self._outside.name}")
         wrong: list[Any] = [{"files": {name: digest}} for name in names]
         wrong += [{"files": {"a": "../../x"}}, {**manifest, "version": "hostile-4", "lineage": []}]
-        for number, one in enumerate(wrong):
-            self._bucket.put(f"versions/hostile-{number}.json", json.dumps(one).encode())
+        for number, document in enumerate(wrong):
+            self._bucket.put(f"versions/hostile-{number}.json", json.dumps(document).encode())
         self._bucket.put("versions/hostile-cut.json", json.dumps(manifest).encode()[:100])
         canary = {"version": live, "salt": "", "stages": [{"share": 1, "hold_s": 0}], "since_ms": "now"}
         self._bucket.put(_RECORD, json.dumps(json.loads(self._record) | {"live": "../x", "canary": canary}).encode())

@@ -118,7 +118,7 @@ def app_of(item_ids: Sequence[str]) -> Starlette:
         body = await request.json()
         first = zlib.crc32(body["user_id"].encode()) % len(item_ids)
         ranked = [*item_ids[first:], *item_ids[:first]][: body["top_k"]]
-        scored = [{"item_id": item_id, "score": -float(place)} for place, item_id in enumerate(ranked)]
+        scored = [{"item_id": item_id, "score": -float(position)} for position, item_id in enumerate(ranked)]
         return JSONResponse({"recommendations": scored})
 
     async def models(_: Request) -> Response:

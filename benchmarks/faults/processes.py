@@ -38,18 +38,18 @@ class StackProcesses:
         """
         match name:
             case "gateway":
-                found = self._replicas("Gateway")[:1]
+                processes = self._replicas("Gateway")[:1]
             case "llm":
-                found = self._replicas("llm")
+                processes = self._replicas("llm")
             case "worker":
-                found = self._part(self._workers[0])[:1]
+                processes = self._part(self._workers[0])[:1]
             case "edge":
-                found = self._below(["edge"], "haproxy")
+                processes = self._below(["edge"], "haproxy")
             case "ingress" | "raylet":
-                found = self._below(self._rays[:1], "haproxy" if name == "ingress" else name)
+                processes = self._below(self._rays[:1], "haproxy" if name == "ingress" else name)
             case _:
-                found = self._part({"store": "valkey"}.get(name, name))[:1]
-        _signal(found, signal.SIGKILL)
+                processes = self._part({"store": "valkey"}.get(name, name))[:1]
+        _signal(processes, signal.SIGKILL)
 
     def freeze_llm(self) -> None:
         """Freeze one LLM replica: its connections stay open, and it does not answer."""
@@ -95,20 +95,20 @@ class StackProcesses:
 
     def _ranks(self) -> list[psutil.Process]:
         """Return the ranks of all LLM replicas but the first of each. Raises EnvironmentFault if there is none."""
-        found = [child for replica in self._replicas("llm") for child in replica.children() if _RANK in child.cmdline()]
-        if not found:
+        ranks = [child for replica in self._replicas("llm") for child in replica.children() if _RANK in child.cmdline()]
+        if not ranks:
             raise EnvironmentFault("no LLM replica has a second rank")
-        return found
+        return ranks
 
     def _replicas(self, deployment: str) -> list[psutil.Process]:
         return self._below(self._rays, REPLICA + deployment)
 
     def _below(self, parts: Sequence[str], name: str) -> list[psutil.Process]:
         """Return the processes of these parts with this name prefix. Raises EnvironmentFault if there is none."""
-        found = [process for part in parts for process in self._part(part) if name_of(process).startswith(name)]
-        if not found:
+        processes = [process for part in parts for process in self._part(part) if name_of(process).startswith(name)]
+        if not processes:
             raise EnvironmentFault(f"no {name} runs below {', '.join(parts)}")
-        return found
+        return processes
 
 
 def _signal(processes: list[psutil.Process], number: int) -> None:

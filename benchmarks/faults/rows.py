@@ -60,7 +60,7 @@ def plan_row(rate_rps: float, phases: Phases, *, is_spike: bool) -> list[Planned
     wave_rps = _SPIKE_FACTOR * rate_rps
     num_wave = round(wave_rps * phases.during_s) if is_spike else 0
     wave = [Planned(phases.before_s + number / wave_rps, Priority.LOW) for number in range(num_wave)]
-    return sorted(base + wave, key=lambda one: one.at_s)
+    return sorted(base + wave, key=lambda request: request.at_s)
 
 
 def door_of(number: int) -> int:
@@ -82,7 +82,9 @@ def row_of(
     usual = degraded_share([shot for shot in base if shot.at_s < phases.before_s])
     answers_s, events_s = answers_recovered_s(base, back_s, usual), probe.recovered_s(back_s)
     recovery_s = None if answers_s is None or events_s is None else round(max(answers_s, events_s), 2)
-    by_priority = {one: [shot for shot in shots if planned[shot.number].priority is one] for one in Priority}
+    by_priority = {
+        priority: [shot for shot in shots if planned[shot.number].priority is priority] for priority in Priority
+    }
     by_door = {
         name: [shot for shot in by_priority[Priority.HIGH] if door_of(shot.number) == door]
         for door, name in enumerate(_DOORS)
@@ -97,7 +99,9 @@ def row_of(
         "events_recovered_s": events_s and round(events_s, 2),
         "during": summarise(during, DEADLINE_MS, weights),
         "by_priority": {
-            one.name.lower(): summarise(some, DEADLINE_MS, weights) for one, some in by_priority.items() if some
+            priority.name.lower(): summarise(some, DEADLINE_MS, weights)
+            for priority, some in by_priority.items()
+            if some
         },
         "by_door": {
             f"high over {name}": summarise(some, DEADLINE_MS, weights) for name, some in by_door.items() if some

@@ -146,7 +146,7 @@ async def scene_from(state_dir: Path, logs_to: Path | None, kind: SceneKind, **g
     """
     async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
         first = free_window(len(_PORTS) + 3, seed=str(scratch))
-        ports: dict[str, Any] = {name: first + place for place, name in enumerate(_PORTS)}
+        ports: dict[str, Any] = {name: first + index for index, name in enumerate(_PORTS)}
         if kind is SceneKind.SHARDED:
             given["llm_tensor_parallel_size"] = 2
         if kind is SceneKind.STORED:
@@ -254,7 +254,7 @@ async def started_scene(
         doors=doors,
         operator_key=keys.operator,
         events=await closing.enter_async_context(AsyncClient(addresses[0], api_key=key, options=once)),
-        batches=tuple([await closing.enter_async_context(AsyncClient(one, api_key=key)) for one in addresses]),
+        batches=tuple([await closing.enter_async_context(AsyncClient(address, api_key=key)) for address in addresses]),
         rest=probe,
         audience=await find_audience(probe, map(str, range(1, _USERS_TO_TRY))),
         weights=tier_weights(BundleStore.of(settings).live().report()),

@@ -122,8 +122,8 @@ class TcpProxy:
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await self._connect(reader, writer, self._connections[task])
         finally:
-            for one in self._connections.pop(task):
-                one.close()
+            for stream in self._connections.pop(task):
+                stream.close()
 
     async def _connect(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, writers: list[asyncio.StreamWriter]

@@ -120,8 +120,8 @@ def agreement(ours: Lists, theirs: Lists) -> dict[str, Any]:
     """Return the share of equal top positions, and the largest gap in score of all and of different positions."""
     pairs = [
         (own == code, abs(float(own_score) - score))
-        for found, expected in zip(ours, theirs, strict=True)
-        for (own, own_score), (code, score) in zip(found[:_TOP], expected[:_TOP], strict=True)
+        for own_list, expected in zip(ours, theirs, strict=True)
+        for (own, own_score), (code, score) in zip(own_list[:_TOP], expected[:_TOP], strict=True)
     ]
     apart = [gap for is_equal, gap in pairs if not is_equal]
     return {
@@ -162,10 +162,13 @@ class ListComparison:
     def lists(self, search: Search) -> Lists:
         """Return our lists, in fp32."""
         decoder = load_decoder(self._imported.decoder_dir, torch.float32, "cpu")
-        found = code_lists(decoder, self.catalogue, self._prompt, search, self.histories)
+        ranked = code_lists(decoder, self.catalogue, self._prompt, search, self.histories)
         return [
-            [((*self.catalogue.tokens([item]), *search.close), score) for item, score in zip(*one, strict=True)]
-            for one in found
+            [
+                ((*self.catalogue.tokens([item]), *search.close), score)
+                for item, score in zip(*items_and_scores, strict=True)
+            ]
+            for items_and_scores in ranked
         ]
 
     def framework_lists(self, search: Search) -> Lists:
@@ -181,11 +184,11 @@ class ListComparison:
 
     def texts(self, lists: Lists) -> list[list[str]]:
         """Return lists as the texts of their codes."""
-        return [[self._text_of[code[: self.catalogue.depth]] for code, _ in found] for found in lists]
+        return [[self._text_of[code[: self.catalogue.depth]] for code, _ in ranking] for ranking in lists]
 
     def metrics(self, lists: Lists, num_close: int) -> dict[str, float]:
         """Return HR and NDCG by the framework's formula."""
-        codes = [[code[: len(code) - num_close] for code, _ in found] for found in lists]
+        codes = [[code[: len(code) - num_close] for code, _ in ranking] for ranking in lists]
         metrics: dict[str, float] = {}
         for cutoff in CUTOFFS:
             hit_rate, ndcg = framework_metrics(codes, [tuple(label) for label in self._labels], cutoff)

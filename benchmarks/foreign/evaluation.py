@@ -51,9 +51,9 @@ def evaluation_report(theirs: list[list[str]], ours: list[list[str]], labels: li
     metrics: dict[str, float] = {}
     for cutoff in CUTOFFS:
         metrics[f"hr@{cutoff}"], metrics[f"ndcg@{cutoff}"] = framework_metrics(theirs, labels, cutoff)
-    tops = [(one[:10], other[:10]) for one, other in zip(theirs, ours, strict=True)]
-    equal = [code == own for one, other in tops for code, own in zip(one, other, strict=True)]
-    shared = [len(set(one) & set(other)) / len(one) for one, other in tops]
+    tops = [(expected[:10], other[:10]) for expected, other in zip(theirs, ours, strict=True)]
+    equal = [code == own for expected, other in tops for code, own in zip(expected, other, strict=True)]
+    shared = [len(set(expected) & set(other)) / len(expected) for expected, other in tops]
     return metrics | {"equal_positions": sum(equal) / len(equal), "shared_items": sum(shared) / len(shared)}
 
 

@@ -39,7 +39,7 @@ def generate(
     length = len(sequences[0])
     config: Any = GenerationConfig
     model.generation_config = config()  # a base's sampling settings would fill absent ones
-    found = model.generate(
+    output = model.generate(
         torch.tensor([list(prompt)]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         max_new_tokens=length,
@@ -59,10 +59,10 @@ def generate(
         return_dict_in_generate=True,
         output_scores=True,
     )
-    answers = found.sequences[:, len(prompt) :].tolist()
-    known = {tuple(one) for one in sequences}
-    scored = [(tuple(one), score) for one, score in zip(answers, found.sequences_scores.tolist(), strict=True)]
-    return [(one, score) for one, score in scored if one in known and score > -1e8]
+    answers = output.sequences[:, len(prompt) :].tolist()
+    known = {tuple(sequence) for sequence in sequences}
+    scored = [(tuple(answer), score) for answer, score in zip(answers, output.sequences_scores.tolist(), strict=True)]
+    return [(answer, score) for answer, score in scored if answer in known and score > -1e8]
 
 
 def _prompt_cache(model: Any, prompt: Sequence[int], num_beams: int) -> Any:
@@ -76,7 +76,7 @@ def framework_metrics(lists: Sequence[Sequence[Any]], labels: Sequence[Any], cut
     """Return HR and NDCG as the frameworks compute them, by code."""
     hits, gained = 0, 0.0
     for codes, label in zip(lists, labels, strict=True):
-        rank = next((place for place, code in enumerate(codes[:cutoff]) if code == label), None)
+        rank = next((position for position, code in enumerate(codes[:cutoff]) if code == label), None)
         if rank is not None:
             hits, gained = hits + 1, gained + math.log(2) / math.log(rank + 2)
     return hits / len(labels), gained / len(labels)

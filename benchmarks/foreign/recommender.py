@@ -176,9 +176,9 @@ def _batches(
             chosen = [encoded[number] for number in groups[group]]
             longest = max(len(tokens) for tokens, _ in chosen)
             tokens_BT, labels_BT = (torch.full((len(chosen), longest), fill) for fill in (0, _IGNORED))
-            for place, (tokens, num_prompt) in enumerate(chosen):
-                tokens_BT[place, : len(tokens)] = torch.tensor(tokens)
-                labels_BT[place, num_prompt : len(tokens)] = torch.tensor(tokens[num_prompt:])
+            for row, (tokens, num_prompt) in enumerate(chosen):
+                tokens_BT[row, : len(tokens)] = torch.tensor(tokens)
+                labels_BT[row, num_prompt : len(tokens)] = torch.tensor(tokens[num_prompt:])
             yield tokens_BT, labels_BT
 
 

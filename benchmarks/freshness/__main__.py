@@ -48,10 +48,10 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
             quiet_ms.append(round(1_000 * await _sight(rest, audience.item_ids[0]), 3))
         async with background_load(asks_and_clicks(rest, audience), options.rate):
             visible_ms = [1_000 * await _sight(rest, audience.item_ids[0]) for _ in range(options.events)]
-    found = percentiles(visible_ms, 50, 95, 99, 100)
-    print(f"{options.events} events, visible after p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms")
+    latency = percentiles(visible_ms, 50, 95, 99, 100)
+    print(f"{options.events} events, visible after p50 {latency['p50_ms']} ms, p99 {latency['p99_ms']} ms")
     about = {"num_events": options.events, "background_rps": options.rate, "after_quiet_ms": quiet_ms}
-    return about_run("freshness") | about | found
+    return about_run("freshness") | about | latency
 
 
 async def _sight(rest: RestClient, item_id: str) -> float:

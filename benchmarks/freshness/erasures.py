@@ -51,12 +51,12 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
         background_load(asks_and_clicks(rest, audience), options.rate),
     ):
         gone_ms = [1_000 * await _erase_one(rest, audience.item_ids[0]) for _ in range(options.erasures)]
-        one = percentiles(gone_ms, 50, 99, 100)
-        print(f"{options.erasures} erasures, gone after p50 {one['p50_ms']} ms, p99 {one['p99_ms']} ms")
+        alone = percentiles(gone_ms, 50, 99, 100)
+        print(f"{options.erasures} erasures, gone after p50 {alone['p50_ms']} ms, p99 {alone['p99_ms']} ms")
         many = await _erase_many(rest, audience.item_ids[0], options.many)
     print(f"{options.many} users: {many}")
-    found = {"one": {"num_erasures": options.erasures, **one}, "many": {"num_users": options.many, **many}}
-    return about_run("freshness erasures") | {"background_rps": options.rate} | found
+    figures = {"one": {"num_erasures": options.erasures, **alone}, "many": {"num_users": options.many, **many}}
+    return about_run("freshness erasures") | {"background_rps": options.rate} | figures
 
 
 async def _erase_one(rest: RestClient, item_id: str) -> float:
@@ -77,17 +77,17 @@ async def _erase_many(rest: RestClient, item_id: str, num_users: int) -> dict[st
     began_s = time.perf_counter()
     erasure_ids = await _side_by_side(user_ids, lambda user_id: _erase(rest, user_id))
     acknowledged_s = time.perf_counter()
-    found = {"accepted_s": round(acknowledged_s - began_s, 3)}
+    times_s = {"accepted_s": round(acknowledged_s - began_s, 3)}
     for name, field in (("online_s", "is_done_online"), ("all_s", "is_done")):
         left = erasure_ids
         while left:
             receipts = await _side_by_side(left, lambda erasure_id: _receipt(rest, erasure_id))
-            left = [erasure_id for erasure_id, one in zip(left, receipts, strict=True) if not one.get(field)]
+            left = [erasure_id for erasure_id, receipt in zip(left, receipts, strict=True) if not receipt.get(field)]
             if time.perf_counter() > acknowledged_s + _ALL_GIVE_UP_S:
                 sys.exit(f"error: {len(left)} receipts without {field}, such as {receipts[-1]}")
             await asyncio.sleep(0.2)
-        found[name] = round(time.perf_counter() - acknowledged_s, 3)
-    return found
+        times_s[name] = round(time.perf_counter() - acknowledged_s, 3)
+    return times_s
 
 
 async def _record(rest: RestClient, user_ids: list[str], item_id: str) -> None:
@@ -117,8 +117,8 @@ async def _side_by_side(ids: Iterable[str], call: Callable[[str], Awaitable[Any]
     """Call for each id, several concurrently, and return the results in order."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(found: str) -> Any:
+    async def limited(value: str) -> Any:
         async with places:
-            return await call(found)
+            return await call(value)
 
-    return await asyncio.gather(*(one(found) for found in ids))
+    return await asyncio.gather(*(limited(value) for value in ids))

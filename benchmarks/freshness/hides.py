@@ -93,8 +93,8 @@ class Sightings:
         self.tiers[tier] += 1
         for item_id in item_ids & self.hidden.keys():
             self.num_late += sum(
-                one.acknowledged_s + _LATE_S <= asked_s and answered_s < one.shown_again_s
-                for one in self.hidden[item_id]
+                item.acknowledged_s + _LATE_S <= asked_s and answered_s < item.shown_again_s
+                for item in self.hidden[item_id]
             )
 
     async def ask(self, door: DoorClient, ask: RequestFields) -> set[str] | None:
@@ -129,9 +129,9 @@ async def measure_hides(
                 if number == num_changes // 10 and killed:
                     StackProcesses(settings.state_dir).kill(killed)
                 gone_ms.append(1_000 * await _hide(rest, doors, audience, number, seen, later))
-    found = percentiles(gone_ms, 50, 99, 100)
-    about = {"num_changes": num_changes, **found, "num_shown_after_1s": seen.num_late}
-    print(f"{num_changes} items hidden: gone after p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms; ", end="")
+    latency = percentiles(gone_ms, 50, 99, 100)
+    about = {"num_changes": num_changes, **latency, "num_shown_after_1s": seen.num_late}
+    print(f"{num_changes} items hidden: gone after p50 {latency['p50_ms']} ms, p99 {latency['p99_ms']} ms; ", end="")
     print(f"{seen.num_late} of {seen.num_answers} answers show one after a second")
     return about | {"num_answers": seen.num_answers, "num_refused": seen.num_refused, "tiers": dict(seen.tiers)}
 

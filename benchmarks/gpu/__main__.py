@@ -55,10 +55,10 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", default=[], metavar="NAME", help="only these steps")
     options = parser.parse_args()
     out, scratch = options.out.resolve(), _HOME / "work"
-    wanted = [one for one in steps(out, scratch, tiny=options.tiny) if one.name in options.part or not options.part]
-    wanted = [one for one in wanted if options.part or not one.is_extra]
+    wanted = [step for step in steps(out, scratch, tiny=options.tiny) if step.name in options.part or not options.part]
+    wanted = [step for step in wanted if options.part or not step.is_extra]
     if len(wanted) < len(set(options.part)):
-        names = ", ".join(one.name for one in steps(out, scratch, tiny=options.tiny))
+        names = ", ".join(step.name for step in steps(out, scratch, tiny=options.tiny))
         parser.error(f"--part: {' '.join(options.part)} is not a step; choose from {names}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     out.mkdir(parents=True, exist_ok=True)
@@ -66,20 +66,20 @@ def main() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True, exist_ok=True)
     ended = run_all(wanted, out, scratch, scale=_SLOWER if options.tiny else 1)
-    sys.exit(any(one.code != 0 for one in ended))
+    sys.exit(any(step.code != 0 for step in ended))
 
 
 def run_all(wanted: Sequence[Step], out: Path, scratch: Path, *, scale: float) -> list[Ended]:
     """Run the stages within the total time; keep other steps' entries of earlier runs."""
     summary = out / SUMMARY
-    rows = {one["name"]: one for one in json.loads(summary.read_text())} if summary.exists() else {}
+    rows = {row["name"]: row for row in json.loads(summary.read_text())} if summary.exists() else {}
     began_s, ended = time.monotonic(), []
-    for _, stage in groupby(wanted, key=lambda one: one.stage):
+    for _, stage in groupby(wanted, key=lambda step: step.stage):
         left_s = scale * TOTAL_S - (time.monotonic() - began_s)
-        for one in run_stage(list(stage), scratch, scale=scale, left_s=left_s):
-            ended.append(one)
-            print(f"{one.name}: {one.code} after {one.seconds:.0f} of {one.limit_s:.0f} s", flush=True)
-            rows[one.name] = asdict(one)
+        for step in run_stage(list(stage), scratch, scale=scale, left_s=left_s):
+            ended.append(step)
+            print(f"{step.name}: {step.code} after {step.seconds:.0f} of {step.limit_s:.0f} s", flush=True)
+            rows[step.name] = asdict(step)
             _write(summary, json.dumps(list(rows.values()), indent=1) + "\n")
         archive(scratch, out / ARCHIVE)
     print(f"{time.monotonic() - began_s:.0f} s in all", flush=True)
@@ -134,12 +134,14 @@ def archive(scratch: Path, path: Path) -> None:
             log.write_bytes(log.read_bytes()[-_MAX_LOG_BYTES:])
     packed, used = path.with_suffix(".part"), 0
     with tarfile.open(packed, "w:gz") as file:
-        for one in sorted((one for one in scratch.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size):
-            used += one.stat().st_size
+        for member in sorted(
+            (member for member in scratch.rglob("*") if member.is_file()), key=lambda member: member.stat().st_size
+        ):
+            used += member.stat().st_size
             if used <= _MAX_ARCHIVE_BYTES:
-                file.add(one, one.relative_to(scratch).as_posix())
+                file.add(member, member.relative_to(scratch).as_posix())
             else:
-                print(f"{one.name} is too large for {path.name}: {one.stat().st_size:,} bytes", flush=True)
+                print(f"{member.name} is too large for {path.name}: {member.stat().st_size:,} bytes", flush=True)
     packed.replace(path)
 
 

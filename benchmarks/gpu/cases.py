@@ -42,12 +42,12 @@ def main() -> None:
     until_s = time.monotonic() + options.limit_s - _MARGIN_S
     groups = groups_of(options.part, tiny=options.tiny)
     report: dict[str, Any] = {"part": options.part, "groups": []}
-    for place, group in enumerate(groups):
-        share_s = (until_s - time.monotonic()) / (len(groups) - place)
+    for index, group in enumerate(groups):
+        share_s = (until_s - time.monotonic()) / (len(groups) - index)
         measure(group, options.device, report, options.out, time.monotonic() + share_s)
-    for found in report["groups"]:
-        print(*lines({"cases": found["cases"], "absent_peers": {}, "failed": {}}), sep="\n")
-    failed = [row["name"] for found in report["groups"] for row in found["cases"] if "error" in row]
+    for measured_group in report["groups"]:
+        print(*lines({"cases": measured_group["cases"], "absent_peers": {}, "failed": {}}), sep="\n")
+    failed = [row["name"] for measured_group in report["groups"] for row in measured_group["cases"] if "error" in row]
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
@@ -84,9 +84,9 @@ def measure(group: ShapeCases, device: str, report: dict[str, Any], out: Path, u
     report["groups"].append(row)
     took_s: dict[str, float] = {}
     for round_number in range(-1, _ROUNDS):
-        for one in measured:
-            if one.error is None and time.monotonic() + 1.1 * took_s.get(one.case.name, 0.0) < until_s:
-                took_s[one.case.name] = _run(engine, one, round_number, limits)
+        for measurement in measured:
+            if measurement.error is None and time.monotonic() + 1.1 * took_s.get(measurement.case.name, 0.0) < until_s:
+                took_s[measurement.case.name] = _run(engine, measurement, round_number, limits)
                 row |= {"cases": case_rows(measured, []), "roofline": roofline_rows(measured)}
                 write_report(out, report)
     del engine
@@ -96,18 +96,18 @@ def measure(group: ShapeCases, device: str, report: dict[str, Any], out: Path, u
         torch.cuda.empty_cache()
 
 
-def _run(engine: TailraceEngine, one: Measured, round_number: int, limits: dict[str, float]) -> float:
+def _run(engine: TailraceEngine, measurement: Measured, round_number: int, limits: dict[str, float]) -> float:
     """Run a case once, unrecorded in round -1; return its seconds."""
-    case = _warm_up_of(one.case) if round_number < 0 else one.case
+    case = _warm_up_of(measurement.case) if round_number < 0 else measurement.case
     began_s = time.monotonic()
     try:
         reply = engine.answer(case.ask(draw_prompts(case, _WORDS, round_number)))
     except Exception as error:  # noqa: BLE001 - one case's failure costs no other's results
-        one.error = f"{type(error).__name__}: {error}"
+        measurement.error = f"{type(error).__name__}: {error}"
         return 0.0
     seconds = time.monotonic() - began_s
     if round_number >= 0:
-        one.runs.append({**reply, "seconds": seconds, "limits": limits})
+        measurement.runs.append({**reply, "seconds": seconds, "limits": limits})
         print(f"{case.name}: {case.value(seconds):.4g} {case.unit}", flush=True)
     return seconds if round_number >= 0 else 0.0
 

@@ -184,9 +184,9 @@ def _add(engine: Engine, name: str, sizes: ProfiledModel, draw: np.random.Genera
         prompt = draw.integers(0, 100, sizes.context).tolist()
         engine.add_rank("ranking", prompt, k=10, beam_width=sizes.beams)
         return
-    for place in range(sizes.texts):
+    for number in range(sizes.texts):
         prompt = draw.integers(0, 100, sizes.context // 8).tolist()
-        engine.add_text(f"{place}", prompt, max_new_tokens=8)
+        engine.add_text(f"{number}", prompt, max_new_tokens=8)
 
 
 if __name__ == "__main__":

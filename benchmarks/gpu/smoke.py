@@ -37,11 +37,11 @@ def main() -> None:
     for check in (versions, products, kernel, replays, replays_after_the_end_of_another):
         began_s = time.monotonic()
         try:
-            found, error = check(device), None
+            outcome, error = check(device), None
         except Exception:  # noqa: BLE001 - each check has its own result
-            found, error = None, traceback.format_exc()
+            outcome, error = None, traceback.format_exc()
         seconds = round(time.monotonic() - began_s, 3)
-        rows.append({"check": check.__name__, "seconds": seconds, "found": found, "error": error})
+        rows.append({"check": check.__name__, "seconds": seconds, "found": outcome, "error": error})
         print(rows[-1], flush=True)
         write_report(options.out, {"checks": rows})
     sys.exit(any(row["error"] for row in rows))
@@ -49,11 +49,11 @@ def main() -> None:
 
 def versions(device: torch.device) -> dict[str, Any]:
     """Return versions and the device."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    software = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     if device.type == "cpu":
-        return found
+        return software
     about = torch.cuda.get_device_properties(device)
-    return found | {
+    return software | {
         "cuda": torch.version.cuda,
         "device": about.name,
         "capability": f"{about.major}.{about.minor}",
@@ -90,13 +90,13 @@ def replays(device: torch.device) -> list[float]:
     stream = DeviceStream(device)
     with stream.entered(), torch.inference_mode():
         step, x_TD, weight_DD = _captured(device)
-        found = []
+        sums = []
         for value in (1.0, 3.0):
             x_TD.fill_(value)
-            found.append(float(step.replay()[0].sum()))
+            sums.append(float(step.replay()[0].sum()))
     wanted = [float((torch.full((4, 64), value) @ weight_DD.float().cpu()).sum()) for value in (1.0, 3.0)]
-    assert all(abs(a - b) < 0.01 * abs(b) + 1 for a, b in zip(found, wanted, strict=True)), (found, wanted)
-    return found
+    assert all(abs(a - b) < 0.01 * abs(b) + 1 for a, b in zip(sums, wanted, strict=True)), (sums, wanted)
+    return sums
 
 
 def replays_after_the_end_of_another(device: torch.device) -> list[float]:

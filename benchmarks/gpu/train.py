@@ -71,7 +71,7 @@ def main() -> None:
     shape = shape_of(SHAPES[sizes.shape], sizes.shape)
     if gpu is not None:
         best = plan_training(shape, Gpus(gpu, 1), sizes.rows, sizes.length).best
-        report["planned_layout"] = [[one.layout.micro_batch, one.layout.checkpointing] for one in best]
+        report["planned_layout"] = [[planned.layout.micro_batch, planned.layout.checkpointing] for planned in best]
     _trained(replace(sizes, steps=2), device, "none")  # loading and compilation at first use
     for recompute in RECOMPUTE:
         report["rows"].append(_row(sizes, device, recompute))

@@ -44,7 +44,7 @@ async def sustained_rps(first_rps: float, share_at: Callable[[float], Awaitable[
 async def closed_loop_rps(senders: Sequence[Send], seconds: float, deadline_ms: float) -> float:
     """Return the most answers per second, in full and in time, that a number of waiting callers got."""
     tried = [await _answers_of_callers(senders, seconds, deadline_ms, number) for number in NUM_CALLERS]
-    print(f"closed loop {max(tried):.0f}/s, of {[round(one) for one in tried]}", flush=True)
+    print(f"closed loop {max(tried):.0f}/s, of {[round(rps) for rps in tried]}", flush=True)
     return max(tried)
 
 

@@ -118,9 +118,9 @@ def processor() -> str:
 def newest_tokens(state_dir: Path) -> Path:
     """Return the newest output of stage `tokenize`, with training and test cases. Exits with the fix if missing."""
     stages = state_dir / "pipeline" / "tokenize"
-    if not (found := list(stages.glob("*/"))):
+    if not (paths := list(stages.glob("*/"))):
         sys.exit(f"error: {stages} is empty, so there are no cases; run `tailrace pipeline` there")
-    return max(found, key=lambda path: path.stat().st_mtime)
+    return max(paths, key=lambda path: path.stat().st_mtime)
 
 
 def rows_on_file(path: Path) -> list[dict[str, Any]]:

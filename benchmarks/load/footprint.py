@@ -80,11 +80,11 @@ def _cpu_seconds(groups: Groups) -> dict[str, float]:
 
 def memory_mb(groups: Groups) -> dict[str, float]:
     """Return the unique memory of one process of each group (for Ray and the metrics server: of all together)."""
-    found = {}
+    sizes_mb = {}
     for name, processes in groups.items():
         sizes = [process.memory_full_info().uss / 2**20 for process in processes if process.is_running()]
-        found[name] = round(max(sizes) if name in {"gateway", "llm"} else sum(sizes), 1)
-    return found
+        sizes_mb[name] = round(max(sizes) if name in {"gateway", "llm"} else sum(sizes), 1)
+    return sizes_mb
 
 
 def store_bytes(address: RedisAddress) -> dict[str, Any]:
@@ -100,7 +100,10 @@ def store_bytes(address: RedisAddress) -> dict[str, Any]:
             sizes[kind].append(client.memory_usage(key, samples=0) or 0)
     used = client.info("memory")["used_memory"]
     client.close()
-    rows = {kind: {"rows": len(found), "mean_bytes": round(sum(found) / len(found))} for kind, found in sizes.items()}
+    rows = {
+        kind: {"rows": len(row_sizes), "mean_bytes": round(sum(row_sizes) / len(row_sizes))}
+        for kind, row_sizes in sizes.items()
+    }
     return {"used_bytes": used, "by_kind": rows}
 
 

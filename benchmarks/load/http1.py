@@ -71,7 +71,7 @@ class Http1Channel:
         except OSError:
             call.end(0, b"")
             return
-        self._connections = {one for one in self._connections if one.is_open} | {connection}
+        self._connections = {kept for kept in self._connections if kept.is_open} | {connection}
         if call.done():  # the caller has given up
             self._idle.append(connection)
         else:

@@ -109,7 +109,7 @@ def _largest_difference(decoder: Decoder, items: ItemCodes, adapters: dict[str, 
     prompt = np.random.default_rng(1).integers(1, decoder.config.vocab_size, 90).tolist()
     for key in adapters:
         loaded.add_rank(key, prompt, k=10, adapter=key)
-    found = _scores(loaded)
+    scores = _scores(loaded)
     largest = 0.0
     for key, adapter in adapters.items():
         merged = copy.deepcopy(decoder)
@@ -117,8 +117,8 @@ def _largest_difference(decoder: Decoder, items: ItemCodes, adapters: dict[str, 
         engine = _engine(merged, items)
         engine.add_rank(key, prompt, k=10)
         expected = _scores(engine)[key]
-        assert expected.keys() == found[key].keys(), f"{key} lists other items"
-        largest = max(largest, *(abs(expected[item] - score) for item, score in found[key].items()))
+        assert expected.keys() == scores[key].keys(), f"{key} lists other items"
+        largest = max(largest, *(abs(expected[item] - score) for item, score in scores[key].items()))
     return largest
 
 

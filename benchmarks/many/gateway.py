@@ -98,7 +98,11 @@ class MeasuredPlane:
     def loads(self) -> Counter[str]:
         """Return how often the gateway has loaded each name."""
         samples = (sample for family in self.registry.collect() for sample in family.samples)
-        loads = {one.labels["name"]: int(one.value) for one in samples if one.name == "tailrace_model_loads_total"}
+        loads = {
+            sample.labels["name"]: int(sample.value)
+            for sample in samples
+            if sample.name == "tailrace_model_loads_total"
+        }
         return Counter(loads)
 
     def total(self, metric: str) -> float:
@@ -150,13 +154,13 @@ async def measure(
     """Yield the rows."""
     names = [f"name-{number}" for number in range(num_names)]
     publish_many(url, names, folder)
-    async with gateway(url, folder / "one", names[:1], None) as one:
-        yield {"row": "one name", "start_s": one.start_s, **latency(await one.ask_all(names[:1] * num_requests))}
+    async with gateway(url, folder / "one", names[:1], None) as single:
+        yield {"row": "one name", "start_s": single.start_s, **latency(await single.ask_all(names[:1] * num_requests))}
         async with gateway(url, folder / "warm", names, room, _MIN_STAY_S) as many:
-            yield await warm(one, many, names, num_requests)
+            yield await warm(single, many, names, num_requests)
     with wire_to_store() as wire:
         async with gateway(url, folder / "many", names, room) as many:
-            yield {"row": "start", "names": num_names, "start_s": many.start_s, "one_start_s": one.start_s}
+            yield {"row": "start", "names": num_names, "start_s": many.start_s, "one_start_s": single.start_s}
             yield await by_zipf(many, names, num_requests)
             yield await first_calls(many, names[-1])
             await many.until_read()
@@ -178,7 +182,7 @@ def outcome(answers: Sequence[LocalAnswer]) -> dict[str, Any]:
     return {
         "answered": float(np.mean([answer.is_answered for answer in answers])) if answers else 1.0,
         "in_time": float(np.mean(in_time)) if answers else 1.0,
-        **({"errors": dict(errors)} if (errors := Counter(one.error for one in answers if one.error)) else {}),
+        **({"errors": dict(errors)} if (errors := Counter(answer.error for answer in answers if answer.error)) else {}),
     }
 
 
@@ -188,20 +192,20 @@ def drawn(names: Sequence[str], num_requests: int, seed: int) -> list[str]:
     return [names[index] for index in indices]
 
 
-async def warm(one: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
+async def warm(single: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
     """Compare requests for names in memory with requests of a gateway with one name, both in this process.
 
     Both get the same rate. Other names of the second gateway load meanwhile, and none during the requests of the first,
     which come half before and half after the samples of the second.
     """
     await many.until_read()
-    alone = await one.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
+    alone = await single.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
     await many.ask_at(drawn(names, num_requests, seed=1), _RATE_RPS)
     loads, cpu_s = many.total("tailrace_model_loads_total"), _loading_cpu_s()
     mixed = await many.ask_at(drawn(names, num_requests, seed=2), _RATE_RPS)
     loads, cpu_s = many.total("tailrace_model_loads_total") - loads, _loading_cpu_s() - cpu_s
     await asyncio.sleep(_SETTLED_S)
-    alone += await one.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
+    alone += await single.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
     known = latency([answer for answer in mixed if answer.was_loaded])
     of_one = latency(alone)
     return {
@@ -217,8 +221,10 @@ async def warm(one: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], nu
 
 def _loading_cpu_s() -> float:
     """Return the CPU seconds of this process's threads that read and load bundles."""
-    loading = {one.native_id for one in threading.enumerate() if one.name.startswith(("model-", "manifests"))}
-    return float(sum(one.user_time + one.system_time for one in psutil.Process().threads() if one.id in loading))
+    loading = {thread.native_id for thread in threading.enumerate() if thread.name.startswith(("model-", "manifests"))}
+    return float(
+        sum(thread.user_time + thread.system_time for thread in psutil.Process().threads() if thread.id in loading)
+    )
 
 
 async def by_zipf(many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:

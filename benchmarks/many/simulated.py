@@ -143,7 +143,7 @@ class Simulation:
         is_answered = replica is not None and replica.table.acquire(name, now_s)
         self.outcomes.append((now_s, is_answered))
         if name == "hot":
-            holders = sum(one.table.state(name) is Residency.RESIDENT for one in self.replicas.values())
+            holders = sum(holder.table.state(name) is Residency.RESIDENT for holder in self.replicas.values())
             self.hot_homes.append((now_s, holders))
         if replica is None:
             return
@@ -248,9 +248,9 @@ def _restarted(cluster: Cluster, seconds: float) -> dict[str, Any]:
     """All replicas are replaced one after another, in half of the time."""
     run, begins_s = Simulation(cluster), seconds / 4
     step_s = seconds / 2 / cluster.num_replicas
-    for place, replica in enumerate(list(run.replicas)):
-        run.at(begins_s + place * step_s, lambda replica=replica: run.kill(replica))  # type: ignore[misc]
-        run.at(begins_s + place * step_s, lambda replica=replica: run.start(f"{replica} again"))  # type: ignore[misc]
+    for index, replica in enumerate(list(run.replicas)):
+        run.at(begins_s + index * step_s, lambda replica=replica: run.kill(replica))  # type: ignore[misc]
+        run.at(begins_s + index * step_s, lambda replica=replica: run.start(f"{replica} again"))  # type: ignore[misc]
     run.run(seconds)
     return {"row": "rolling restart", **_around(run, begins_s, 3 * seconds / 4, seconds)}
 

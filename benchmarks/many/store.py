@@ -118,7 +118,7 @@ def full_disk(pid: int) -> Iterator[None]:
 def _damaged_file(url: str) -> Iterator[None]:
     """Flip a byte of a table of similar items, which all bundles share, for the time of this context."""
     store = open_store(url)
-    paths = (one["path"] for chunk in store.list("files/") for one in chunk)
+    paths = (file["path"] for chunk in store.list("files/") for file in chunk)
     path = next(path for path in paths if bytes(store.get_range(path, start=0, end=6)) == b"\x93NUMPY")
     content = bytes(store.get(path).bytes())
     store.put(path, content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])

@@ -178,7 +178,9 @@ def engines() -> Iterator[str]:
     ratios = " | ".join(f"{{{engine}[ratio_to_best_peer]:.2f}}x" for engine in _ENGINES[:2])
     return table(
         "case | unit | bf16 | int8 | transformers | vLLM | llama.cpp | bf16 to best peer | int8 to best peer",
-        "{name} | {tailrace[unit]} | " + " | ".join(f"{{{one}[value]:,.4g}}" for one in _ENGINES) + f" | {ratios}",
+        "{name} | {tailrace[unit]} | "
+        + " | ".join(f"{{{engine}[value]:,.4g}}" for engine in _ENGINES)
+        + f" | {ratios}",
         cases.values(),
     )
 

@@ -107,8 +107,8 @@ def live_catalogue() -> Iterator[str]:
 def overload() -> Iterator[str]:
     """One row per door and multiple of capacity, with high, normal and low priority in a cell."""
     cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    found = result("overload")
-    for row in found["rows"]:
+    report = result("overload")
+    for row in report["rows"]:
         if row["is_after_overload"] or row["multiple"] in _SHOWN_MULTIPLES:
             multiple = f"{row['multiple']:g}" + (", 5 s after" if row["is_after_overload"] else "")
             cases.setdefault((row["door"], multiple), []).append(row)
@@ -118,7 +118,7 @@ def overload() -> Iterator[str]:
         "{door} | {multiple} | {rate_rps:.0f} | {goodput_rps} | {per_core} | {answered_p99_ms} | {refused_p99_ms}",
         [
             {"door": door, "multiple": multiple, "rate_rps": own[0]["rate_rps"]}
-            | {"per_core": "/".join(f"{goodput_per_core(row, found['machine']['cpus']):.0f}" for row in own)}
+            | {"per_core": "/".join(f"{goodput_per_core(row, report['machine']['cpus']):.0f}" for row in own)}
             | {name: "/".join(fill(f"{{{name}:.0f}}", row) for row in own) for name in names}
             for (door, multiple), own in cases.items()
         ],
@@ -142,7 +142,10 @@ def machines() -> Iterator[str]:
             short
             | {name: largest(crowded, name) for name in ("answered_p99_ms", "refused_p99_ms", "refusal_cost")}
             | {"generator_cpu_share": largest([*crowded, after], "generator_cpu_share"), "after": after}
-            | {"capacity_rps": crowded[0]["capacity_rps"], "goodput": " / ".join(f"{one:.2f}" for one in goodput)}
+            | {
+                "capacity_rps": crowded[0]["capacity_rps"],
+                "goodput": " / ".join(f"{fraction:.2f}" for fraction in goodput),
+            }
         )
     return table(
         "setting | door | % within 50 ms | CPU ms | capacity/s | goodput of peak at 2 / 5 / 10 | answers p99 ms | "

@@ -73,13 +73,13 @@ def judge(runs: Sequence[PublishedRun], constants: Constants) -> dict[str, Any]:
     """Return prediction errors on these runs, in points of MFU, and the interval's coverage of measured values."""
     predictions = [predict(run, constants) for run in runs]
     measured = np.array([run.mfu for run in runs])
-    errors = np.abs(np.array([one.mfu for one in predictions]) - measured)
-    lows, highs = (np.array([getattr(one, side) for one in predictions]) for side in ("low", "high"))
+    errors = np.abs(np.array([prediction.mfu for prediction in predictions]) - measured)
+    lows, highs = (np.array([getattr(prediction, side) for prediction in predictions]) for side in ("low", "high"))
     return {
         "num_judged": len(runs),
         "median_error_points": _points(np.median(errors)),
         "p90_error_points": _points(np.quantile(errors, 0.9)),
-        "bias_points": _points(np.median([one.mfu for one in predictions] - measured)),
+        "bias_points": _points(np.median([prediction.mfu for prediction in predictions] - measured)),
         "share_within_interval": round(float(np.mean((lows <= measured) & (measured <= highs))), 3),
         "median_half_width_points": _points(np.median(highs - lows) / 2),
     }
@@ -87,17 +87,17 @@ def judge(runs: Sequence[PublishedRun], constants: Constants) -> dict[str, Any]:
 
 def random_halves(runs: Sequence[PublishedRun]) -> dict[str, Any]:
     """Return errors and coverage on one half of the runs after a fit to the other half, over several random halves."""
-    rng, found = np.random.default_rng(0), []
+    rng, halves = np.random.default_rng(0), []
     for _ in range(_NUM_HALVES):
         order = rng.permutation(len(runs))
         ours, others = ([runs[index] for index in part] for part in np.array_split(order, 2))
         constants = fit(ours, fitted())
         interval = shortest_interval(log_errors(ours, constants), COVERAGE)
-        found.append(judge(others, replace(constants, intervals=dict.fromkeys(("data", "parallel"), interval))))
+        halves.append(judge(others, replace(constants, intervals=dict.fromkeys(("data", "parallel"), interval))))
     return {
         "number": _NUM_HALVES,
-        "median_error_points": _points(np.mean([half["median_error_points"] for half in found])),
-        "share_within_interval": round(float(np.mean([half["share_within_interval"] for half in found])), 3),
+        "median_error_points": _points(np.mean([half["median_error_points"] for half in halves])),
+        "share_within_interval": round(float(np.mean([half["share_within_interval"] for half in halves])), 3),
     }
 
 
@@ -136,14 +136,14 @@ def _parse() -> argparse.Namespace:
 
 
 def _write_constants(runs: Sequence[PublishedRun]) -> None:
-    found = {
+    document = {
         "source": _SOURCE,
         "command": "python -m benchmarks.plan --runs CSV --fit",
         "constants": _fields(fit_with_intervals(runs)),
         "runs": sorted(run.key for run in runs),
     }
-    FITTED.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{FITTED}: {found['constants']}")
+    FITTED.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{FITTED}: {document['constants']}")
 
 
 def _fields(constants: Constants) -> dict[str, Any]:

@@ -44,10 +44,10 @@ def fit(runs: Sequence[PublishedRun], start: Constants | None = None) -> Constan
         efficiency = {chip: named.pop(chip) for chip in chips}
         return Constants(efficiency=efficiency, devices=devices, **named, **kept)
 
-    found = least_squares(
+    solution = least_squares(
         lambda values: log_errors(runs, constants(values)), first, bounds=bounds.T, loss="soft_l1", f_scale=_OUTLIER
     )
-    return constants(found.x)
+    return constants(solution.x)
 
 
 def fit_parallel(constants: Constants, cited: Sequence[CitedRun]) -> Constants:
@@ -59,14 +59,14 @@ def fit_parallel(constants: Constants, cited: Sequence[CitedRun]) -> Constants:
         return replace(constants, **changes)
 
     bounds = np.array(list(_PARALLEL.values()))
-    found = least_squares(
+    solution = least_squares(
         lambda values: cited_errors(rows, changed(values)),
         bounds.mean(axis=1),
         bounds=bounds.T,
         loss="soft_l1",
         f_scale=2 * _OUTLIER,
     )
-    return changed(found.x)
+    return changed(solution.x)
 
 
 def fit_with_intervals(runs: Sequence[PublishedRun], cited: Sequence[CitedRun] = CITED_RUNS) -> Constants:

@@ -80,8 +80,8 @@ def main() -> None:
         settings = with_own_store(load_settings(), options.state)
         chosen, places = list(pipeline_options(options, settings.state_dir)), Places.from_settings(settings)
         with feature_store(settings, console.print):
-            found = summarise([measure(one, places, console) for one in chosen])
-    write_report(options.json, about_run("quality") | found)
+            summary = summarise([measure(seed, places, console) for seed in chosen])
+    write_report(options.json, about_run("quality") | summary)
 
 
 def measure(options: PipelineOptions, places: Places, console: Console) -> QualityRun:

@@ -88,9 +88,9 @@ def main() -> None:
             at["tokenize"], at["train"] / "decoder", at["distill"], recipe.max_items, recipe.stride
         )
         held_out = HeldOut(at["tokenize"], places.stages_dir, "benchmarks.quality cold-items")
-        found = measure(models, at["sources"], held_out.open("cold items"), options.users)
+        figures = measure(models, at["sources"], held_out.open("cold items"), options.users)
     about = {"dataset": options.sequences.resolve().name, "epochs": options.epochs}
-    write_report(options.json, about_run("quality cold-items") | about | found)
+    write_report(options.json, about_run("quality cold-items") | about | figures)
 
 
 def measure(models: EvaluatedModels, sources: Path, cases: Cases, num_warm: int) -> dict[str, Any]:
@@ -100,8 +100,10 @@ def measure(models: EvaluatedModels, sources: Path, cases: Cases, num_warm: int)
     scorers = _scorers(models, sources, is_cold_V)
     warm = sample_cases(cases_where(cases, ~is_cold_N), num_warm)
     parts = {"cold": cases_where(cases, is_cold_N), "warm": warm}
-    ranks = {name: {part: rank_labels(one, own).masked for part, own in parts.items()} for name, one in scorers.items()}
-    rows = [_row(name, found, ranks[_compared(name, scorers)]) for name, found in ranks.items()]
+    ranks = {
+        name: {part: rank_labels(scorer, own).masked for part, own in parts.items()} for name, scorer in scorers.items()
+    }
+    rows = [_row(name, by_part, ranks[_compared(name, scorers)]) for name, by_part in ranks.items()]
     return {"num_items": len(is_cold_V), "num_cold_items": int(is_cold_V.sum())} | {
         "num_labels": {part: len(own) for part, own in parts.items()},
         "rows": rows,
@@ -114,13 +116,13 @@ def _scorers(models: EvaluatedModels, sources: Path, is_cold_V: np.ndarray) -> d
         model_probabilities(models),
     )
     plain = replace(mixer, new_items={})
-    found: dict[str, Scorer] = {TEXT: SourceScorer(mixer, {TEXT: 1.0}, len(is_cold_V))}
+    scorers: dict[str, Scorer] = {TEXT: SourceScorer(mixer, {TEXT: 1.0}, len(is_cold_V))}
     for model in (STUDENT, DECODER):
-        found[model] = by_model[model]
-        found[f"{model}, mixed"] = MixedScorer(plain, model, by_model[model])
-        found[f"{model}, served"] = MixedScorer(mixer, model, by_model[model])
-        found[f"{model}, drafted"] = DraftedScorer(found[f"{model}, served"], by_model[DECODER], is_cold_V)
-    return found
+        scorers[model] = by_model[model]
+        scorers[f"{model}, mixed"] = MixedScorer(plain, model, by_model[model])
+        scorers[f"{model}, served"] = MixedScorer(mixer, model, by_model[model])
+        scorers[f"{model}, drafted"] = DraftedScorer(scorers[f"{model}, served"], by_model[DECODER], is_cold_V)
+    return scorers
 
 
 def _compared(name: str, scorers: Mapping[str, Scorer]) -> str:

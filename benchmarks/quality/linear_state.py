@@ -123,9 +123,9 @@ def fitted(
 
         began_s = time.process_time()
         checkpoints = Checkpoints(folder / "saved", "train", _CHECKPOINT_EVERY_S)
-        found = fit_decoder(data, train, checkpoints, show, new=new)
-        save_file({name: value.contiguous() for name, value in found.decoder.state_dict().items()}, weights)
-        num = sum(parameter.numel() for parameter in found.decoder.parameters())
+        trained = fit_decoder(data, train, checkpoints, show, new=new)
+        save_file({name: value.contiguous() for name, value in trained.decoder.state_dict().items()}, weights)
+        num = sum(parameter.numel() for parameter in trained.decoder.parameters())
         spent = {"num_parameters": num, "epochs": train.fit.epochs, "cpu_s": time.process_time() - began_s}
         about.write_text(json.dumps(spent))
     decoder = new(data.catalogue, train)

@@ -38,9 +38,9 @@ def as_tables(source: Path, out: Path) -> tuple[Path, Path]:
     name = source.resolve().name
     events, items = out / f"{name}.parquet", out / f"{name}_items.parquet"
     rows = [
-        (user, item, _FIRST_EVENT_S + place)
+        (user, item, _FIRST_EVENT_S + index)
         for user, sequence in read_sequences(source)
-        for place, item in enumerate(sequence)
+        for index, item in enumerate(sequence)
     ]
     pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").write_parquet(events)
     read_items(source).write_parquet(items)
@@ -70,8 +70,8 @@ def read_items(source: Path) -> pl.DataFrame:
                 for number, line in enumerate(opened, 1)
             ]
     elif attributes.is_file():
-        found = _parsed(attributes.read_text(), str(attributes), _ATTRIBUTES_EXAMPLE)
-        rows = [_row({"item_id": item, "title": f"item {item}", "a": numbers}) for item, numbers in found.items()]
+        items = _parsed(attributes.read_text(), str(attributes), _ATTRIBUTES_EXAMPLE)
+        rows = [_row({"item_id": item, "title": f"item {item}", "a": numbers}) for item, numbers in items.items()]
     else:
         raise ConfigError(
             f"--sequences: {source} has neither {_ITEMS} nor {_ATTRIBUTES}; put one of them there: "
@@ -106,7 +106,7 @@ def _words(key: str, value: Any) -> list[str]:
         case str():
             return [value]
         case list():
-            return [word for one in value for word in _words(key, one)]
+            return [word for member in value for word in _words(key, member)]
         case dict():
-            return [word for name, one in value.items() for word in _words(name, one)]
+            return [word for name, member in value.items() for word in _words(name, member)]
     return [f"{key}{value}"]

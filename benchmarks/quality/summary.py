@@ -160,7 +160,7 @@ def _new_items(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     ranks = {name: np.array([run.served_rank(name)[is_new] for run in runs]) for name in ("student", UNRAISED)}
     ranks["mixed_student"] = np.array([run.served_rank(served_as("student", run.ranks))[is_new] for run in runs])
     pairs = [(run.served_ndcg("student")[~is_new], run.ndcg(UNRAISED)[~is_new]) for run in runs]
-    recall = {f"{name}_recall10": float((found <= 10).mean()) for name, found in ranks.items()}
+    recall = {f"{name}_recall10": float((label_ranks <= 10).mean()) for name, label_ranks in ranks.items()}
     yield {"num_cases": int(is_new.sum())} | recall | {"others": _difference(pairs)}
 
 
@@ -185,7 +185,7 @@ def _difference(of_seeds: Iterable[tuple[np.ndarray, ...]]) -> dict[str, float |
 def _gain(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     of_seeds = [{row["slice"]: row["llm_minus_student"] for row in run.evaluation["gain"]} for run in runs]
     for row in gain_by_slice(_served(runs, "decoder"), _served(runs, "student"), runs[0].slices):
-        yield row | {"llm_minus_student_std": _spread([found[row["slice"]] for found in of_seeds])}
+        yield row | {"llm_minus_student_std": _spread([by_slice[row["slice"]] for by_slice in of_seeds])}
 
 
 def _routing(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:

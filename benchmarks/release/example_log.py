@@ -39,12 +39,13 @@ _APPEAL = np.array([0.06, 0.03, 0.03, 0.02])
 def write_example(folder: Path) -> None:
     """Write all files."""
     draw = np.random.default_rng(0)
-    found = parse_experiments(_FILE)
+    experiments = parse_experiments(_FILE)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "experiments.toml").write_text(_FILE)
     surfaces = np.where(draw.random(_NUM_USERS) < 0.3, "cart", "home")
     variants = [
-        str(variant_field(found.assign(str(surface), f"u{user}", _START_MS))) for user, surface in enumerate(surfaces)
+        str(variant_field(experiments.assign(str(surface), f"u{user}", _START_MS)))
+        for user, surface in enumerate(surfaces)
     ]
     policy = []
     for day in range(_NUM_DAYS):
@@ -53,32 +54,34 @@ def write_example(folder: Path) -> None:
         best = np.argsort(draw.random((_NUM_A_DAY, _NUM_ITEMS)), axis=1)[:, : _NUM_BEST + _NUM_SHOWN - 1]
         first = draw.integers(0, _NUM_BEST, _NUM_A_DAY)
         items = np.column_stack([best[np.arange(_NUM_A_DAY), first], best[:, _NUM_BEST:]])
-        factor = np.array([_FACTORS[variants[one]] for one in user])
-        place = np.where(draw.random(_NUM_A_DAY) < factor * _APPEAL[first], 0, -1)
-        place = np.where(
-            (place < 0) & (draw.random(_NUM_A_DAY) < factor * 0.07), draw.integers(1, _NUM_SHOWN, _NUM_A_DAY), place
+        factor = np.array([_FACTORS[variants[number]] for number in user])
+        clicked_position = np.where(draw.random(_NUM_A_DAY) < factor * _APPEAL[first], 0, -1)
+        clicked_position = np.where(
+            (clicked_position < 0) & (draw.random(_NUM_A_DAY) < factor * 0.07),
+            draw.integers(1, _NUM_SHOWN, _NUM_A_DAY),
+            clicked_position,
         )
         requests = [f"r{day}-{number}" for number in range(_NUM_A_DAY)]
         impressions = pl.DataFrame(
             {
                 "request_id": requests,
-                "user_id": [f"u{one}" for one in user],
+                "user_id": [f"u{number}" for number in user],
                 "shown_time_ms": shown_ms,
                 "item_ids": [[f"i{item}" for item in row] for row in items],
                 "propensity": [[1 / _NUM_BEST] + [1.0] * (_NUM_SHOWN - 1)] * _NUM_A_DAY,
                 "tier": ["llm" if number % 3 == 0 else "student" for number in range(_NUM_A_DAY)],
                 "bundle_version": ["20261101T000000Z-0a1b2c3d"] * _NUM_A_DAY,
                 "surface": surfaces[user],
-                "variant": [variants[one] for one in user],
+                "variant": [variants[number] for number in user],
                 "elapsed_ms": draw.lognormal(2, 0.5, _NUM_A_DAY),
             }
         )
-        clicked = np.flatnonzero(place >= 0)
+        clicked = np.flatnonzero(clicked_position >= 0)
         events = pl.DataFrame(
             {
                 "event_id": [f"e{requests[number]}" for number in clicked],
-                "user_id": [f"u{one}" for one in user[clicked]],
-                "item_id": [f"i{item}" for item in items[clicked, place[clicked]]],
+                "user_id": [f"u{number}" for number in user[clicked]],
+                "item_id": [f"i{item}" for item in items[clicked, clicked_position[clicked]]],
                 "event_type": ["click"] * len(clicked),
                 "event_time_ms": shown_ms[clicked] + draw.integers(1_000, 600_000, len(clicked)),
                 "value": [1.0] * len(clicked),

@@ -58,9 +58,9 @@ def main() -> None:
 def found_after_s(traffic: SimulatedTraffic, seed: int) -> tuple[int, str] | None:
     """Return the seconds until the candidate was found worse, and the reason; None if it never was."""
     for minute, counts in enumerate(looks(traffic, seed), 1):
-        found = verdict(GUARDS, counts, share=traffic.share, elapsed_s=60 * minute)
-        if found.outcome is Outcome.WORSE:
-            return 60 * minute, found.reason
+        analysis = verdict(GUARDS, counts, share=traffic.share, elapsed_s=60 * minute)
+        if analysis.outcome is Outcome.WORSE:
+            return 60 * minute, analysis.reason
     return None
 
 
@@ -80,9 +80,9 @@ def found_worse(seed: int) -> str | None:
                 num_new=users,
                 new_share=stage.share,
             )
-            found = judge(canary, seen, minute * 60_000)
-            if found.outcome is Outcome.WORSE:
-                return found.reason
+            analysis = judge(canary, seen, minute * 60_000)
+            if analysis.outcome is Outcome.WORSE:
+                return analysis.reason
             if stopped := mismatch(canary, seen):
                 return stopped
     return None
@@ -97,7 +97,7 @@ def _num_users(counts: Counts) -> tuple[int, int]:
 
 def _alarms(find: Callable[[int], object], num: int, processes: int) -> dict[str, Any]:
     """Return how many of `num` equal candidates were found worse, and why."""
-    reasons = [one for one in _each(find, num, processes) if one]
+    reasons = [reason for reason in _each(find, num, processes) if reason]
     return {"num": num, "false_alarms": len(reasons), "reasons": reasons}
 
 
@@ -111,14 +111,14 @@ def detections(num: int, processes: int) -> list[dict[str, Any]]:
     """Return a row for each degradation: how many of `num` were found within ten minutes, and when."""
     rows = []
     for name, traffic in WORSE.items():
-        times = [one[0] for one in _each(partial(found_after_s, traffic), num, processes) if one]
+        times = [detection[0] for detection in _each(partial(found_after_s, traffic), num, processes) if detection]
         rows.append(
             {
                 "name": name,
                 "num": num,
                 "requests_per_s": traffic.rate,
                 "share": traffic.share,
-                "found_within_10_minutes": sum(one <= _LIMIT_S for one in times),
+                "found_within_10_minutes": sum(time_s <= _LIMIT_S for time_s in times),
                 "found_within_30_minutes": len(times),
                 "median_found_after_s": median(times) if times else None,
                 "worst_found_after_s": max(times) if len(times) == num else None,

@@ -90,7 +90,7 @@ def looks(traffic: SimulatedTraffic, seed: int) -> Iterator[Counts]:
     for now in range(traffic.minutes):
         yield {
             **{name: _affected_until(affected[name][now], in_lists[name][now]) for name in _AFFECTED},
-            **{name: _means(each[now]) for name, each in sums.items()},
+            **{name: _means(by_minute[now]) for name, by_minute in sums.items()},
         }
 
 
@@ -119,7 +119,7 @@ def _affected_until(both: list[int], lists: list[list[float]]) -> Affected:
 
 
 def _means(both: list[list[float]]) -> Means:
-    candidate, control = (UserSums(int(one[0]), *one[1:]) for one in both)
+    candidate, control = (UserSums(int(sums[0]), *sums[1:]) for sums in both)
     return Means(candidate, control)
 
 
@@ -129,13 +129,13 @@ def _affected(
     rows = np.flatnonzero(happened)
     rows = rows[np.diff(user[rows], prepend=-1) != 0]  # the first row of each user
     counted = _by_minute((np.ones(len(rows)),), is_candidate[rows], minute[rows], minutes)
-    return [[int(one[0]) for one in both] for both in counted]
+    return [[int(sums[0]) for sums in both] for both in counted]
 
 
 def _by_minute(
     columns: tuple[np.ndarray, ...], is_candidate: np.ndarray, minute: np.ndarray, minutes: int
 ) -> list[list[list[float]]]:
-    place = 2 * minute + ~is_candidate
-    grown = np.stack([np.bincount(place, column, 2 * minutes) for column in columns], axis=-1)
-    found: list[list[list[float]]] = grown.reshape(minutes, 2, len(columns)).cumsum(axis=0).tolist()
-    return found
+    cell = 2 * minute + ~is_candidate
+    grown = np.stack([np.bincount(cell, column, 2 * minutes) for column in columns], axis=-1)
+    sums: list[list[list[float]]] = grown.reshape(minutes, 2, len(columns)).cumsum(axis=0).tolist()
+    return sums

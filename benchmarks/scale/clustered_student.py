@@ -78,12 +78,12 @@ def _histories(rng: np.random.Generator, group_V: np.ndarray, num: int) -> list[
     """Draw histories of items from three groups each."""
     items_V = np.argsort(group_V, kind="stable")
     starts = np.searchsorted(group_V[items_V], np.arange(group_V.max() + 2))
-    found = []
+    histories = []
     for _ in range(num):
         groups = group_V[rng.integers(0, len(group_V), len(_INTERESTS))]
         drawn = rng.choice(groups, _HISTORY, p=_INTERESTS)
-        found.append(items_V[rng.integers(starts[drawn], starts[drawn + 1])])
-    return found
+        histories.append(items_V[rng.integers(starts[drawn], starts[drawn + 1])])
+    return histories
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def _measure(num_items: int) -> dict[str, Any]:
         _state(num_items, broker, Path(folder) / "snapshot.parquet")
         command = [sys.executable, "-m", "benchmarks.scale.item_states", str(num_items), broker, folder]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = {"num_items": num_items, "num_tail": _NUM_TAIL, **json.loads(done.stdout.splitlines()[-1])}
-    print(f"{num_items} items: {found['memory_mb']} MB, start {found['start_s']} s")
-    return found
+    report: dict[str, Any] = {"num_items": num_items, "num_tail": _NUM_TAIL, **json.loads(done.stdout.splitlines()[-1])}
+    print(f"{num_items} items: {report['memory_mb']} MB, start {report['start_s']} s")
+    return report
 
 
 def _state(num_items: int, broker: str, snapshot: Path) -> None:
@@ -70,9 +70,9 @@ def _state(num_items: int, broker: str, snapshot: Path) -> None:
     items.apply((state.item_id, state) for state in map(_state_of, range(num_items)))
     admin = KafkaAdminClient(bootstrap_servers=broker)
     create_missing(admin, [_TOPIC])
-    (found,) = admin.describe_topics([_TOPIC.name])
+    (topic,) = admin.describe_topics([_TOPIC.name])
     admin.close()
-    write_snapshot(snapshot, items, Positions(str(found["topic_id"]), {}))
+    write_snapshot(snapshot, items, Positions(str(topic["topic_id"]), {}))
     producer = KafkaProducer(bootstrap_servers=broker)
     for number in range(_NUM_TAIL):
         state = _state_of(number * (num_items // _NUM_TAIL or 1) % num_items)

@@ -56,10 +56,10 @@ def main(num_items: int) -> None:
         requests = np.load(Path(folder) / "requests.npz")
         answers = asyncio.run(_answer_all(live, requests["histories"]))[_NUM_WARM:]
         best = requests["top"][_NUM_WARM:]
-        hits = [np.isin(top, one.shown[:10]).mean() for top, one in zip(best, answers, strict=True)]
+        hits = [np.isin(top, answer.shown[:10]).mean() for top, answer in zip(best, answers, strict=True)]
         print_fields(
-            **times([one.wall_s for one in answers], [one.loop_s for one in answers]),
-            student_ms=float(np.median([one.student_ms for one in answers])),
+            **times([answer.wall_s for answer in answers], [answer.loop_s for answer in answers]),
+            student_ms=float(np.median([answer.student_ms for answer in answers])),
             student_mb=_resident_mb() - before_mb,
             recall=float(np.mean(hits)),
         )
@@ -76,7 +76,7 @@ class _Answered:
 
 
 async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
-    tier, found = StudentTier(time.monotonic), []
+    tier, answers = StudentTier(time.monotonic), []
     for number, indices in enumerate(histories.tolist()):
         history = tuple(live.catalogue.item_ids[index] for index in indices)
         features = FeatureLookup(UserFeatures(history_item_ids=history, num_events=len(history), as_of_us=1))
@@ -94,8 +94,8 @@ async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
         if num_items != context.num_wanted:
             raise SystemExit(f"error: {num_items} items instead of {context.num_wanted}")
         shown = [index for index, _, _ in chosen]
-        found.append(_Answered(wall_s, loop_s, context.stages.as_ms()["student"], shown))
-    return found
+        answers.append(_Answered(wall_s, loop_s, context.stages.as_ms()["student"], shown))
+    return answers
 
 
 def _resident_mb() -> float:

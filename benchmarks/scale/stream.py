@@ -100,7 +100,7 @@ def _measure(
         servers.wait_until(
             lambda: _num_applied(client) == _PARTITIONS + num_events, _MOST_S, "the last event was not applied"
         )
-        used_s, rss = _cpu_s(processes) - used_s, max(one.memory_info().rss for one in processes)
+        used_s, rss = _cpu_s(processes) - used_s, max(process.memory_info().rss for process in processes)
     noted = np.concatenate([np.load(path) for path in notes.iterdir()])
     waited_s = noted[noted[:, 0] >= began_s, 1]
     return {
@@ -127,7 +127,7 @@ def _num_applied(client: Redis) -> int:
 
 
 def _cpu_s(processes: list[psutil.Process]) -> float:
-    return float(sum(times.user + times.system for times in (one.cpu_times() for one in processes)))
+    return float(sum(times.user + times.system for times in (process.cpu_times() for process in processes)))
 
 
 def _write_log(settings: Settings, client: Any, item_ids: Sequence[str], num_events: int) -> None:

@@ -83,10 +83,10 @@ async def _read(address: RepoAddress, num_partitions: int, num_users: int) -> tu
     wall_s, loop_s = [], []
     for user in rng.integers(0, num_users, _NUM_WARM + _NUM_READS).tolist():
         began_s, worked_s = time.perf_counter(), time.thread_time()
-        found = await reader.read(f"user-{user}", "v", 5.0)
+        row = await reader.read(f"user-{user}", "v", 5.0)
         wall_s.append(time.perf_counter() - began_s)
         loop_s.append(time.thread_time() - worked_s)
-        assert found.history_item_ids == _HISTORY
+        assert row.history_item_ids == _HISTORY
     await reader.close()
     return wall_s[_NUM_WARM:], loop_s[_NUM_WARM:]
 

@@ -67,7 +67,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
             await asyncio.sleep(_IDLE_S)
         single = await _cost(groups, idle, "single", [_single(rest, user) for user in users], _AT_ONCE)
         batches = [users[first : first + _BATCH] for first in range(0, len(users), _BATCH)]
-        batch = await _cost(groups, idle, "batch", [_batch(rest, one) for one in batches], 1)
+        batch = await _cost(groups, idle, "batch", [_batch(rest, user_ids) for user_ids in batches], 1)
     return {"latency": latency, "cost": [single, batch]}
 
 
@@ -105,7 +105,7 @@ async def _cost(groups: Groups, idle: Usage, kind: str, calls: Sequence[Call], a
         while waiting:
             _, body = await waiting.pop()()
             answers = json.loads(body)
-            tiers.update(one.get("tier", "error") for one in answers.get("answers", [answers]))
+            tiers.update(answer.get("tier", "error") for answer in answers.get("answers", [answers]))
 
     with used_by(groups) as usage:
         await asyncio.gather(*(work() for _ in range(at_once)))

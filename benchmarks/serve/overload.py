@@ -69,14 +69,19 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str], gr
     rows = []
     async with AsyncExitStack() as closing:
         host, port = options.url
-        rest = {one: await closing.enter_async_context(RestClient(host, port, key)) for one, key in keys.items()}
-        rpc = {one: await closing.enter_async_context(LeanGrpcClient(options.grpc, key)) for one, key in keys.items()}
+        rest = {
+            priority: await closing.enter_async_context(RestClient(host, port, key)) for priority, key in keys.items()
+        }
+        rpc = {
+            priority: await closing.enter_async_context(LeanGrpcClient(options.grpc, key))
+            for priority, key in keys.items()
+        }
         await require_ready(rest[Priority.NORMAL])
         audience = await find_audience(rest[Priority.NORMAL])
 
         doors: tuple[tuple[str, Mapping[Priority, LoadClient]], ...] = (("rest", rest), ("grpc", rpc))
         for door, callers in doors:
-            sends = {one: sender(own, audience.mixed, options.deadline_ms) for one, own in callers.items()}
+            sends = {priority: sender(own, audience.mixed, options.deadline_ms) for priority, own in callers.items()}
             capacity_rps = await closed_loop_rps([sends[Priority.NORMAL]], options.seconds, options.deadline_ms)
             print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
             for priority in sorted(callers):
@@ -106,7 +111,7 @@ def refusal_cost(row: dict[str, Any], first: dict[str, Any]) -> float | None:
     num, answer_ms = row["num_requests"], sum(first["cpu_ms_by_group"].values())
     if row["refused"] < 0.5 or not answer_ms:
         return None
-    row_ms, first_ms = (sum(one["cpu_ms_by_group"].get(name, 0.0) for name in _EDGES) for one in (row, first))
+    row_ms, first_ms = (sum(own["cpu_ms_by_group"].get(name, 0.0) for name in _EDGES) for own in (row, first))
     refusals_ms = num * row_ms - num * (1 - row["refused"]) * first_ms
     return round(float(max(0.0, refusals_ms) / (num * row["refused"]) / answer_ms), 3)
 

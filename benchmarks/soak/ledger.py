@@ -25,7 +25,7 @@ class Ledger:
     refused: set[str] = field(default_factory=set)
 
     def unlogged(self, logged: Iterable[LoggedInteraction]) -> set[str]:
-        return self.acknowledged - {one.interaction.event_id for one in logged}
+        return self.acknowledged - {record.interaction.event_id for record in logged}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,16 @@ def account_for(
 ) -> Account:
     """Compare the callers' responses with the log, and each user's row with the replay of the log in its order."""
     by_user: dict[str, list[LoggedInteraction]] = defaultdict(list)
-    for one in logged:
-        by_user[one.interaction.user_id].append(one)
-    replayed = {user: apply(None, [one.event for one in own], limits).row for user, own in by_user.items()}
+    for record in logged:
+        by_user[record.interaction.user_id].append(record)
+    replayed = {user: apply(None, [record.event for record in own], limits).row for user, own in by_user.items()}
     surplus = {
-        user: rows[user].num_events - len({one.interaction.event_id for one in own}) if user in rows else -len(own)
+        user: rows[user].num_events - len({record.interaction.event_id for record in own})
+        if user in rows
+        else -len(own)
         for user, own in by_user.items()
     }
-    arrived = {one.interaction.event_id for one in logged}
+    arrived = {record.interaction.event_id for record in logged}
     return Account(
         num_acknowledged=len(ledger.acknowledged),
         num_refused=len(ledger.refused),
@@ -117,7 +119,8 @@ class Explained:
     def fields(self, troubles_s: Sequence[tuple[float, float]]) -> dict[str, Any]:
         """Return the counts; `troubles_s` are the monotonic seconds during which explanations could not be stored."""
         num_excused = sum(
-            any(begin - _SPARED_S <= one.at_s <= end + _SPARED_S for begin, end in troubles_s) for one in self.missing
+            any(begin - _SPARED_S <= answer.at_s <= end + _SPARED_S for begin, end in troubles_s)
+            for answer in self.missing
         )
         return {
             "asked": self.num_agreeing + len(self.different) + len(self.missing),

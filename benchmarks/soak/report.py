@@ -28,9 +28,9 @@ Series = Sequence[tuple[float, float]]
 WARM_UP_S = 120.0
 """A process's first seconds, during which caches fill and libraries load."""
 _OF_PROCESSES: Mapping[str, tuple[float, Callable[[ProcessSample], float]]] = {
-    "memory MB": (60.0, lambda one: one.rss_mb),
-    "descriptors": (30.0, lambda one: one.num_descriptors),
-    "threads": (30.0, lambda one: one.num_threads),
+    "memory MB": (60.0, lambda sample: sample.rss_mb),
+    "descriptors": (30.0, lambda sample: sample.num_descriptors),
+    "threads": (30.0, lambda sample: sample.num_threads),
 }
 """Quantities of each process, and their bounds per hour."""
 _FILE_BOUNDS = {"event log": 400.0, "event log, superseded": 14_400.0, "logs": 400.0, "ray": 1_500.0}
@@ -59,12 +59,12 @@ def growth_rows(samples: Sequence[Sample], warm_up_s: float = WARM_UP_S) -> list
     rows = []
     for role, processes in _by_role(samples, warm_up_s).items():
         for quantity, (bound, value_of) in _OF_PROCESSES.items():
-            series = [[(at_s, value_of(one)) for at_s, one in own] for own in processes]
+            series = [[(at_s, value_of(sample)) for at_s, sample in own] for own in processes]
             rows.append(growth_row(role, quantity, series, bound))
-    settled = [one for one in samples if one.at_s >= samples[0].at_s + warm_up_s]
-    for name, counts in _by_name([(one.at_s, one.files) for one in settled]).items():
+    settled = [sample for sample in samples if sample.at_s >= samples[0].at_s + warm_up_s]
+    for name, counts in _by_name([(sample.at_s, sample.files) for sample in settled]).items():
         rows.append(growth_row(name, "files", [counts], _FILE_BOUNDS.get(name, _OTHER_FILES)))
-    for name, counts in _by_name([(one.at_s, one.keys) for one in settled if one.keys]).items():
+    for name, counts in _by_name([(sample.at_s, sample.keys) for sample in settled if sample.keys]).items():
         rows.append(growth_row(name, "Redis keys", [counts], _KEYS))
     return rows
 
@@ -81,7 +81,7 @@ def promises(
     silent = {row["row"]: count for row in doors if (count := sum(row["reasons"].get(reason, 0) for reason in _SILENT))}
     unhealed = [fault["fault"] for fault in faults if fault["healthy_after_s"] is None]
     unexplained = explained["missing"] + len(explained["different"])
-    found: list[tuple[str, bool, Any]] = [
+    checks: list[tuple[str, bool, Any]] = [
         ("no acknowledged event is lost", account.num_lost == 0, account.num_lost),
         ("no event is doubled", account.num_doubled == 0, account.num_doubled),
         ("rows are the log's replay", not account.different_rows, list(account.different_rows)),
@@ -90,18 +90,18 @@ def promises(
         ("every part is healthy again", not unhealed, unhealed),
         ("nothing grows beyond its bound", not broken, broken),
     ]
-    return [{"promise": name, "is_kept": is_kept, "found": what} for name, is_kept, what in found]
+    return [{"promise": name, "is_kept": is_kept, "found": what} for name, is_kept, what in checks]
 
 
 def _by_role(samples: Sequence[Sample], warm_up_s: float) -> dict[str, list[list[tuple[float, ProcessSample]]]]:
     """Group the samples by role, then by process, without each process's first seconds."""
-    found: dict[str, dict[tuple[int, float], list[tuple[float, ProcessSample]]]] = {}
+    by_role: dict[str, dict[tuple[int, float], list[tuple[float, ProcessSample]]]] = {}
     for sample in samples:
-        for one in sample.processes:
-            if sample.at_s - max(one.started_s, samples[0].at_s) >= warm_up_s:
-                own = found.setdefault(one.role, {}).setdefault((one.pid, one.started_s), [])
-                own.append((sample.at_s, one))
-    return {role: list(processes.values()) for role, processes in sorted(found.items())}
+        for process in sample.processes:
+            if sample.at_s - max(process.started_s, samples[0].at_s) >= warm_up_s:
+                own = by_role.setdefault(process.role, {}).setdefault((process.pid, process.started_s), [])
+                own.append((sample.at_s, process))
+    return {role: list(processes.values()) for role, processes in sorted(by_role.items())}
 
 
 def _by_name(counts: Sequence[tuple[float, Mapping[str, int]]]) -> dict[str, Series]:
@@ -126,7 +126,7 @@ class Slope:
 
 def slope_of(series: Iterable[Series]) -> Slope | None:
     """Fit one slope by least squares to half-minute means, with a level per series; None with too few of them."""
-    blocks = [block for one in series if len(block := _blocks(one)) > 1]
+    blocks = [block for points in series if len(block := _blocks(points)) > 1]
     freedom = sum(map(len, blocks)) - len(blocks) - 1
     if freedom < 1:
         return None
@@ -135,13 +135,13 @@ def slope_of(series: Iterable[Series]) -> Slope | None:
     slope = at @ value / spread
     error = np.sqrt(((value - slope * at) ** 2).sum() / freedom / spread)
     reach = stats.t.ppf(0.975, freedom) * error
-    return Slope(*(float(_HOUR_S * one) for one in (slope, slope - reach, slope + reach)))
+    return Slope(*(float(_HOUR_S * per_s) for per_s in (slope, slope - reach, slope + reach)))
 
 
 def growth_row(part: str, quantity: str, series: Sequence[Series], bound_per_hour: float) -> dict[str, Any]:
     """Return one row of the report: the last level, the slope with its interval, the bound, the verdict."""
     slope = slope_of(series)
-    last = max((one[-1] for one in series if one), default=(0.0, 0.0))
+    last = max((points[-1] for points in series if points), default=(0.0, 0.0))
     row = {"part": part, "quantity": quantity, "last": round(last[1], 1), "bound_per_hour": bound_per_hour}
     if slope is None:
         return {**row, "per_hour": None, "interval": None, "verdict": "open"}

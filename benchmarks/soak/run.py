@@ -82,8 +82,10 @@ class _Course:
     @property
     def troubles_s(self) -> list[tuple[float, float]]:
         """The monotonic seconds during which explanations may be lost."""
-        begins_s = [(self.began_s + one["at_s"], one) for one in self.faults if one["fault"].startswith(_HIDING)]
-        return [(at_s, at_s + one["lasted_s"] + (one["healthy_after_s"] or 0.0)) for at_s, one in begins_s]
+        begins_s = [
+            (self.began_s + fault["at_s"], fault) for fault in self.faults if fault["fault"].startswith(_HIDING)
+        ]
+        return [(at_s, at_s + fault["lasted_s"] + (fault["healthy_after_s"] or 0.0)) for at_s, fault in begins_s]
 
 
 async def soak(scene: Scene, plan: Plan, console: Console) -> dict[str, Any]:
@@ -109,7 +111,7 @@ async def _load(course: _Course, traffic: Traffic) -> None:
     num_requests, per_slice = round(course.plan.rate_rps * course.plan.total_s), round(course.plan.rate_rps * _SLICE_S)
     for first in range(0, num_requests, per_slice):
         num = min(per_slice, num_requests - first)
-        departures_s = [place / course.plan.rate_rps for place in range(num)]
+        departures_s = [index / course.plan.rate_rps for index in range(num)]
         course.console.print(f"{100 * first / num_requests:.0f} % of {course.plan.total_s / 60:g} minutes")
 
         async def send(number: int, first: int = first) -> Any:
@@ -175,12 +177,12 @@ async def _account(scene: Scene, traffic: Traffic) -> Account:
     settings, log = scene.settings, OfflineLog(scene.settings.offline_log_dir)
 
     def read() -> list[LoggedInteraction]:
-        return [one for partition in range(settings.topic_partitions) for one in log.read(partition)]
+        return [record for partition in range(settings.topic_partitions) for record in log.read(partition)]
 
     def compare(logged: Sequence[LoggedInteraction]) -> Account:
         users = traffic.user_ids
         rows = FeatureWriter(RepoAddress(settings.feature_repo_dir, settings.redis_address)).read_histories(users)
-        ours = [one for one in logged if one.interaction.user_id in users]
+        ours = [record for record in logged if record.interaction.user_id in users]
         return account_for(traffic.ledger, ours, rows, history_limits(settings.history_max_items))
 
     give_up_s = time.monotonic() + _SETTLE_S

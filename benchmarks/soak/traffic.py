@@ -88,7 +88,7 @@ class Traffic:
     @property
     def user_ids(self) -> list[str]:
         """Return the users of the sent events: few, so that their rows soon reach their maximal length."""
-        return [f"soak-{self.run_id}-{place}" for place in range(_NUM_USERS)]
+        return [f"soak-{self.run_id}-{number}" for number in range(_NUM_USERS)]
 
     async def _recommend(self, request: Request) -> RequestOutcome:
         request_id = f"soak-{self.run_id}-{request.number}"

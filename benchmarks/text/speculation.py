@@ -165,14 +165,14 @@ def _row(name: str, waves: list[list[TextRequest]], plain: LoadedText, drafting:
     runs: list[tuple[_Run, _Run]] = []
     before = (drafting.engine.draft_counts.num_drafted, drafting.engine.draft_counts.num_accepted)
     for number, wave in enumerate(waves):
-        pair = [(_run(one, wave)) for one in ((plain, drafting) if number % 2 else (drafting, plain))]
+        pair = [(_run(loaded, wave)) for loaded in ((plain, drafting) if number % 2 else (drafting, plain))]
         runs.append((pair[0], pair[1]) if number % 2 else (pair[1], pair[0]))
     counts = drafting.engine.draft_counts
     row = {
         "case": name,
         "batch": len(waves[0]),
         "texts": sum(map(len, waves)),
-        "tokens": sum(len(text) for one, _ in runs for text in one.texts),
+        "tokens": sum(len(text) for run, _ in runs for text in run.texts),
         "decode_ratio": round(sum(a.decode_s for a, _ in runs) / sum(b.decode_s for _, b in runs), 3),
         "request_ratio": round(sum(a.total_s for a, _ in runs) / sum(b.total_s for _, b in runs), 3),
         "num_drafted": counts.num_drafted - before[0],

@@ -57,8 +57,8 @@ def main() -> None:
     """Measure the parts that are asked for, and write the file after each row."""
     options = _options()
     torch.set_num_threads(1)
-    found = json.loads(options.json.read_text()) if options.json.exists() else {}
-    parts: dict[str, Any] = found.get("parts", {})
+    report = json.loads(options.json.read_text()) if options.json.exists() else {}
+    parts: dict[str, Any] = report.get("parts", {})
     with exit_on_errors():
         tokenized = options.tokenized or newest_tokens(load_settings().state_dir)
         recipe = choose(read_recipes(epochs=options.epochs), data_size(tokenized))
@@ -89,7 +89,7 @@ def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, fl
     if "losses" not in row:  # of kills
         return {}
     first = [*before, row][0]["losses"]
-    return {"loss_difference": max(abs(ours / one - 1) for ours, one in zip(row["losses"], first, strict=True))}
+    return {"loss_difference": max(abs(ours / loss - 1) for ours, loss in zip(row["losses"], first, strict=True))}
 
 
 def _train(

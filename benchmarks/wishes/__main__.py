@@ -98,7 +98,7 @@ def different_wishes(catalogue: Catalogue) -> Iterator[str]:
     """Yield wishes of the catalogue's words, all different, in the phrasings of the quality benchmark."""
     phrasings: dict[str, Any] = tomllib.loads(Path(__file__).with_name("phrasings.toml").read_text())
     moods = [mood for of_value in phrasings.pop("moods").values() for mood in of_value]
-    lines = [line for kind in phrasings.values() for one in kind for line in one.split("\n")]
+    lines = [line for kind in phrasings.values() for phrasing in kind for line in phrasing.split("\n")]
     values = sorted({value.lower() for own in catalogue.categories for value in own})
     draw, seen = random.Random(0), set[str]()
     while True:
@@ -158,8 +158,8 @@ async def _fault(catalogue: Catalogue, reader: Reader, fault: str, texts: Iterat
     own, faulty = [next(texts) for _ in range(int(_FAULT_S * RATE_RPS))], _Faulty(reader, fault)
     async with lone_plane(catalogue, lambda _bundle, _catalogue: None if fault == "missing" else faulty) as plane:
         load = await run_load(partial(_send, plane, catalogue, own), RATE_RPS, len(own))
-    found = summary(load, RATE_RPS, DEADLINE_MS)
-    return {name: found[name] for name in ("num_requests", "deadline_met", "p50_ms", "p99_ms", "p100_ms", "reasons")}
+    figures = summary(load, RATE_RPS, DEADLINE_MS)
+    return {name: figures[name] for name in ("num_requests", "deadline_met", "p50_ms", "p99_ms", "p100_ms", "reasons")}
 
 
 async def _fuzz(catalogue: Catalogue, words: Reader, whole: Reader, num: int) -> dict[str, Any]:
@@ -167,7 +167,7 @@ async def _fuzz(catalogue: Catalogue, words: Reader, whole: Reader, num: int) ->
     reasons: Counter[str] = Counter()
     texts = fuzzed_wishes(catalogue)
     for reader, share in ((words, num - num // _ENCODED), (whole, num // _ENCODED)):
-        async with lone_plane(catalogue, lambda _bundle, _catalogue, one=reader: one) as plane:  # type: ignore[misc]
+        async with lone_plane(catalogue, lambda _bundle, _catalogue, own=reader: own) as plane:  # type: ignore[misc]
             for _ in range(share):
                 outcome = await _send(plane, catalogue, [next(texts)], 0, _FUZZED_MS)
                 reasons[outcome.reason if outcome.is_ok else "no items"] += 1

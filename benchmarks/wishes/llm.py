@@ -76,7 +76,7 @@ class LlmReader:
         """Take a step on each batch of wishes and their answers, without examples; the embedding stays."""
         self._shown = ()
         self._decoder.embedding.requires_grad_(False)
-        layers = [one for one in self._decoder.parameters() if one.requires_grad]
+        layers = [parameter for parameter in self._decoder.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(layers, lr=_RATE, weight_decay=0.01)
         batches = [wishes[first : first + _LEARNED_AT_ONCE] for first in range(0, len(wishes), _LEARNED_AT_ONCE)]
         for number, batch in enumerate(batches):
@@ -96,7 +96,7 @@ class LlmReader:
         rows = [[*prompt, *end] for prompt, end in zip(prompts, ends, strict=True)]
         ids_BL, _ = right_padded(rows, 0, torch.device("cpu"))
         places_L = torch.arange(ids_BL.shape[1])
-        begins_B, ends_B = (torch.tensor([len(row) for row in one]) for one in (prompts, rows))
+        begins_B, ends_B = (torch.tensor([len(row) for row in sequences]) for sequences in (prompts, rows))
         is_answer_BL = (places_L >= begins_B[:, None]) & (places_L < ends_B[:, None])
         hidden_BLD = hidden_states(self._decoder, ids_BL).view(*ids_BL.shape, -1)
         logits_ND = hidden_BLD[:, :-1][is_answer_BL[:, 1:]] @ self._decoder.head_weight_VD.T
@@ -105,9 +105,9 @@ class LlmReader:
     def read(self, conversations: Sequence[Sequence[str]]) -> list[dict[str, list[str]]]:
         """Return {must, must_not, liked} of each conversation; an answer that was cut adds no values."""
         return [
-            one
+            answer
             for first in range(0, len(conversations), _BATCH)
-            for one in self._read(conversations[first : first + _BATCH])
+            for answer in self._read(conversations[first : first + _BATCH])
         ]
 
     def _read(self, conversations: Sequence[Sequence[str]]) -> list[dict[str, list[str]]]:

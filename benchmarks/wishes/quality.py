@@ -66,8 +66,8 @@ def main() -> None:
     with exit_on_errors():
         options = parsed(WishQualityOptions, __doc__)
         made, _, _, measured = prepare(options, "benchmarks.wishes.quality")
-        found = {"reader": read_found(made), "written": measured.written(), "open": measured.open_wishes()}
-    write_report(options.json, about_run("wishes.quality") | {"num_users": len(measured.cases)} | found)
+        report = {"reader": read_found(made), "written": measured.written(), "open": measured.open_wishes()}
+    write_report(options.json, about_run("wishes.quality") | {"num_users": len(measured.cases)} | report)
 
 
 def prepare(options: WishQualityOptions, reason: str) -> tuple[Path, Path, Scorer, "MeasuredReaders"]:
@@ -115,7 +115,7 @@ class MeasuredReaders:
         near_VN = np.where(visits.figures_VC > 0, visits.items_VC, NONE)[:, :_NUM_NEAR]
         weights = load_weights(made / WISHES)
         meaning = load_meaning(made / WISHES, num_items, load_encoder)
-        words, whole = (Reader(vocabulary, similar, weights, one) for one in (None, meaning))
+        words, whole = (Reader(vocabulary, similar, weights, item_meaning) for item_meaning in (None, meaning))
         return cls(cases, probabilities_NV, near_VN, words, whole, weights)
 
     def written(self) -> dict[str, Any]:
@@ -201,8 +201,8 @@ class MeasuredReaders:
     def mask(self, values: Sequence[str]) -> np.ndarray:
         """Return whether items (V,) have one of these categories."""
         masks = [self.words.vocabulary.mask_of(Term("categories", value)) for value in values]
-        found: np.ndarray = np.any(masks, axis=0) if masks else np.zeros(self.words.num_items, dtype=bool)
-        return found
+        mask: np.ndarray = np.any(masks, axis=0) if masks else np.zeros(self.words.num_items, dtype=bool)
+        return mask
 
     def logs(self, case: int) -> np.ndarray:
         """Return the case's scores (V,) without a wish."""

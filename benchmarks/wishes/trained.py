@@ -95,14 +95,16 @@ class Cross(nn.Module):
     def forward(self, text: str, items: Sequence[int]) -> Tensor:
         """Return a score for each item."""
         pairs = [(text, self._texts[item]) for item in items]
-        found: Tensor = 10 * self.head(encoded(self.encoder, self._tokenizer, pairs))[:, 0]
-        return found
+        scores: Tensor = 10 * self.head(encoded(self.encoder, self._tokenizer, pairs))[:, 0]
+        return scores
 
 
 def encoded(encoder: MiniLM, tokenizer: Any, texts: Sequence[Any]) -> Tensor:
     """Return the vectors (N, D) of texts or of pairs."""
     read = tokenizer.encode_batch(list(texts))
-    ids_NL, mask_NL = (torch.tensor([getattr(one, name) for one in read]) for name in ("ids", "attention_mask"))
+    ids_NL, mask_NL = (
+        torch.tensor([getattr(encoding, name) for encoding in read]) for name in ("ids", "attention_mask")
+    )
     vectors_ND: Tensor = encoder(ids_NL, mask_NL)
     return vectors_ND
 
@@ -119,8 +121,8 @@ def main() -> None:
         valid = sample_cases(read_cases(tokenized, Split.VALID), 100)
         compared.fit(np.concatenate(read_sequences(tokenized)))
         chosen = compared.choose(valid, student(valid.histories))
-        found = compared.rows(chosen) | {"open": compared.open_rows(chosen)}
-    write_report(options.json, about_run("wishes.trained") | found)
+        rows = compared.rows(chosen) | {"open": compared.open_rows(chosen)}
+    write_report(options.json, about_run("wishes.trained") | rows)
 
 
 class _Compared:
@@ -149,7 +151,7 @@ class _Compared:
             tuple(map(str, range(len(labels)))), (np.zeros(1, dtype=int),) * len(labels), labels, np.zeros(len(labels))
         )
         wishes = write_wishes(cases, self._words, training_phrasings(), seed=5)
-        wishes = [wishes[place] for place in rng.permutation(len(wishes))[: self._options.wishes]]
+        wishes = [wishes[index] for index in rng.permutation(len(wishes))[: self._options.wishes]]
         batches = [wishes[first : first + _BATCH] for first in range(0, len(wishes), _BATCH)]
         self._timed("fine_tuned", lambda: _fit(self._tuned, [partial(self._loss, batch) for batch in batches]))
         paired = [wish for wish in wishes if (wish.meant_V & ~self._is_held_V).any()]
@@ -265,8 +267,8 @@ class _Compared:
         self._read([self._open_wish(style, wish, 0) for style, wish in open_wishes])
         rows: dict[str, list[dict[str, float]]] = defaultdict(list)
         for number, (style, wish) in enumerate(open_wishes):
-            for place, user in enumerate(rng.choice(len(self._measured.cases), _OPEN_USERS).tolist()):
-                names = [name for name in chosen if name != "cross" or (number % step == 0 and place == 0)]
+            for index, user in enumerate(rng.choice(len(self._measured.cases), _OPEN_USERS).tolist()):
+                names = [name for name in chosen if name != "cross" or (number % step == 0 and index == 0)]
                 open_wish = self._open_wish(style, wish, user)
                 scores = self._scores(open_wish, self._measured, {name: chosen[name] for name in names})
                 row = {name: self._measured.violations(scores_V, open_wish) for name, scores_V in scores.items()}
@@ -299,7 +301,7 @@ class _Compared:
 
 def _fit(model: nn.Module, losses: Sequence[Callable[[], Tensor]]) -> None:
     """Take one step on each loss, at rates that fall to 0."""
-    heads = [one for name, one in model.named_parameters() if not name.startswith("encoder.")]
+    heads = [parameter for name, parameter in model.named_parameters() if not name.startswith("encoder.")]
     groups = [
         {"params": list(model.encoder.parameters()), "lr": _RATES["encoder"]},  # type: ignore[union-attr]
         {"params": heads, "lr": _RATES["head"]},

@@ -58,19 +58,21 @@ def rendered(overlay: str) -> list[Thing]:
 
 
 def _config_map(things: Iterable[Thing], name: str) -> Thing:
-    found = [
-        one for one in things if one["kind"] == "ConfigMap" and one["metadata"]["name"].startswith(f"tailrace-{name}-")
+    matches = [
+        thing
+        for thing in things
+        if thing["kind"] == "ConfigMap" and thing["metadata"]["name"].startswith(f"tailrace-{name}-")
     ]
-    (config_map,) = found
+    (config_map,) = matches
     return config_map
 
 
 def _by_file(things: list[Thing]) -> dict[str, list[Thing]]:
     """Return the objects by the base file that declares them, without the ConfigMaps, which Kustomize makes."""
     declaring = {
-        (one.get("kind"), one.get("metadata", {}).get("name")): path.name
+        (thing.get("kind"), thing.get("metadata", {}).get("name")): path.name
         for path in (_KUBERNETES / "base").glob("*.yaml")
-        for one in yaml.load_all(path.read_text(), yaml.CSafeLoader)
+        for thing in yaml.load_all(path.read_text(), yaml.CSafeLoader)
     }
     files: dict[str, list[Thing]] = {}
     for thing in things:
@@ -82,7 +84,9 @@ def _by_file(things: list[Thing]) -> dict[str, list[Thing]]:
 
 def _first_training(prod: list[Thing], values: tuple[Value, ...]) -> str:
     """Return a Job that trains like the CronJob once its files exist, unless a bundle is live."""
-    (cron_job,) = [one for one in prod if (one["kind"], one["metadata"]["name"]) == ("CronJob", "tailrace-train")]
+    (cron_job,) = [
+        thing for thing in prod if (thing["kind"], thing["metadata"]["name"]) == ("CronJob", "tailrace-train")
+    ]
     spec: Thing = copy.deepcopy(cron_job["spec"]["jobTemplate"]["spec"])
     del spec["ttlSecondsAfterFinished"]
     pod = spec["template"]["spec"]
@@ -92,7 +96,7 @@ def _first_training(prod: list[Thing], values: tuple[Value, ...]) -> str:
         "name": "wait",
         "command": ["/bin/sh", "-c", _UNTIL_THERE, "wait", "ARGS"],
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
-        "volumeMounts": [one for one in container["volumeMounts"] if one["name"] == "shared"],
+        "volumeMounts": [mount for mount in container["volumeMounts"] if mount["name"] == "shared"],
     }
     pod["initContainers"] = [waiting]
     text = job_template(cron_job, spec, 'tailrace-first-{{ include "tailrace.first-hash" . }}', values)
@@ -112,11 +116,11 @@ _UNTIL_THERE = (
 
 def _trial() -> str:
     """Return Redis and Kafka of the overlay dev, as a part of the chart that is off by default."""
-    things = [one for one in rendered("dev") if _is_dependency(one)]
+    things = [thing for thing in rendered("dev") if _is_dependency(thing)]
     names = {
-        one["metadata"]["name"]: re.sub("-[a-z0-9]{10}$", "", one["metadata"]["name"])
-        for one in things
-        if one["kind"] == "ConfigMap"
+        thing["metadata"]["name"]: re.sub("-[a-z0-9]{10}$", "", thing["metadata"]["name"])
+        for thing in things
+        if thing["kind"] == "ConfigMap"
     }
     texts = []
     for thing in things:
@@ -168,8 +172,8 @@ def _trial_values(values: tuple[Value, ...], prod: list[Thing]) -> Thing:
         if here is not None and here != value.default_in(prod):
             differing[value.name] = here
     added = {
-        name: one.replace(".tailrace", ".{{ .Release.Namespace }}")
-        for name, one in settings.items()
+        name: value.replace(".tailrace", ".{{ .Release.Namespace }}")
+        for name, value in settings.items()
         if name not in known and name not in decided
     }
     return nested({**differing, **_TRIAL, "settings": added})
@@ -182,12 +186,12 @@ def _gpu_values(values: tuple[Value, ...], prod: list[Thing]) -> Thing:
     settings, known = (_config_map(things, "settings")["data"] for things in (gpu, prod))
     image = _llm_image(gpu)
     differing = {name: here for name, (here, there) in pairs.items() if here != there}
-    added = {name: one for name, one in settings.items() if known.get(name) != one}
+    added = {name: value for name, value in settings.items() if known.get(name) != value}
     return nested({"llm.gpu": True, "llm.imageTag": image.partition(":")[2], **differing, "settings": added})
 
 
 def _llm_image(things: Iterable[Thing]) -> str:
-    (service,) = [one for one in things if one["kind"] == "RayService"]
+    (service,) = [thing for thing in things if thing["kind"] == "RayService"]
     image: str = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0][
         "image"
     ]

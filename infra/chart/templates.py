@@ -168,17 +168,22 @@ class _Writer:
         return f"MARK{len(self._expressions) - 1}X"
 
     def _marked(self, path: str, content: Any) -> Any:
-        places = [(value, place) for value in self._values for place in value.places if place.is_at(path, content)]
-        for value, place in places:
-            content = self._expression(value, place, content)
+        places = [
+            (value, value_path)
+            for value in self._values
+            for value_path in value.places
+            if value_path.is_at(path, content)
+        ]
+        for value, value_path in places:
+            content = self._expression(value, value_path, content)
         is_foreign = path.endswith("/image") and not content.startswith("tailrace")
         computed = next((text for at, text in _EXPRESSIONS.items() if fnmatchcase(path, at)), None)
         if computed and not is_foreign:
             return self._mark(computed)
         if isinstance(content, dict):
             fields, conditional = dict[str, Any](), dict[str, Any]()
-            for key, one in content.items():
-                inner = {key: self._marked(f"{path}/{key}", one)}
+            for key, entry in content.items():
+                inner = {key: self._marked(f"{path}/{key}", entry)}
                 condition = _KEYS.get(f"{path}/{key}")
                 if condition is None:
                     fields |= inner
@@ -192,19 +197,19 @@ class _Writer:
             return fields if added is None else {**fields, self._mark(added): None}
         if isinstance(content, list):
             items: list[Any] = []
-            for index, one in enumerate(content):
-                condition = _condition_of(one)
-                inner = self._marked(f"{path}/{index}", one)
-                if isinstance(one, str) and (number := re.fullmatch(r"MARK(\d+)X", str(inner))):
+            for index, entry in enumerate(content):
+                condition = _condition_of(entry)
+                inner = self._marked(f"{path}/{index}", entry)
+                if isinstance(entry, str) and (number := re.fullmatch(r"MARK(\d+)X", str(inner))):
                     self._expressions[int(number[1])] = f"- {self._expressions[int(number[1])]}"
                 items += [inner] if condition is None else [self._if(condition), inner, self._end()]
             return [*items, self._mark(_ITEMS[path])] if path in _ITEMS else items
         return self._marked_text(content) if isinstance(content, str) else content
 
-    def _expression(self, value: Value, place: ValuePath, content: Any) -> Any:
+    def _expression(self, value: Value, value_path: ValuePath, content: Any) -> Any:
         name = f".Values.{value.name}{' | int' if value.type in {'count', 'port'} else ''}"
-        if place.part is not None:
-            return re.sub(place.part, lambda found: found[1] + self._mark(f"{{{{ {name} }}}}"), content, count=1)
+        if value_path.part is not None:
+            return re.sub(value_path.part, lambda match: match[1] + self._mark(f"{{{{ {name} }}}}"), content, count=1)
         if isinstance(content, dict | list):
             return self._mark(f"{{{{- toYaml {name} | nindent INDENT }}}}")
         return self._mark(f"{{{{ {name} | quote }}}}" if isinstance(content, str) else f"{{{{ {name} }}}}")
@@ -220,9 +225,9 @@ class _Writer:
             return self._mark(_CACHE_SIZE)
         if name := re.fullmatch(r"tailrace-(settings|ray)-[a-z0-9]{10}", text):
             return self._mark(f'{{{{ include "tailrace.{name[1]}-name" . }}}}')
-        if found := _SERVE_LLM.search(text):
+        if match := _SERVE_LLM.search(text):
             mark = self._mark("{{- if .Values.llm.gpu }}\nnum_gpus: 1\n{{- end }}")
-            text = f"{text[: found.end()]}{found[1]}{mark}\n{text[found.end() :]}"
+            text = f"{text[: match.end()]}{match[1]}{mark}\n{text[match.end() :]}"
         return _DOMAIN.sub(lambda _: self._mark("{{ .Values.clusterDomain }}"), text)
 
     def _expanded(self, line: str) -> str:
@@ -230,9 +235,9 @@ class _Writer:
         indent = " " * (len(line) - len(line.lstrip()))
         if alone := re.fullmatch(r" *(?:- )?MARK(\d+)X(?:: null)?", line):
             expression = self._expressions[int(alone[1])].replace("INDENT", str(len(indent)))
-            return "\n".join(indent + one for one in expression.splitlines())
+            return "\n".join(indent + part for part in expression.splitlines())
         if field := re.fullmatch(r"( *(?:- )?)([\w-]+:) MARK(\d+)X", line):
             expression, indent = self._expressions[int(field[3])], " " * len(field[1])
             first, *others = expression.replace("INDENT", str(len(indent) + 2)).splitlines()
-            return "\n".join([f"{field[1]}{field[2]} {first}", *(indent + one for one in others)])
-        return re.sub(r"MARK(\d+)X", lambda found: self._expressions[int(found[1])], line)
+            return "\n".join([f"{field[1]}{field[2]} {first}", *(indent + other for other in others)])
+        return re.sub(r"MARK(\d+)X", lambda match: self._expressions[int(match[1])], line)

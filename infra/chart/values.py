@@ -75,8 +75,8 @@ class ValuePath:
         """Return the value there; None if the longer text lacks it."""
         if self.part is None:
             return content
-        found = re.search(self.part, content)
-        return None if found is None else found[2]
+        match = re.search(self.part, content)
+        return None if match is None else match[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,16 @@ class Value:
         """Return the objects' content at its places. Raises LookupError if it is missing or differs."""
         if not self.places:
             return self.default
-        found = [
-            place.read(content)
+        defaults = [
+            value_path.read(content)
             for thing in things
             for path, content in walk(path_of(thing), thing)
-            for place in self.places
-            if place.is_at(path, content)
+            for value_path in self.places
+            if value_path.is_at(path, content)
         ]
-        if not found or any(str(one) != str(found[0]) for one in found):
-            raise LookupError(f"{self.name}: its fields hold {found}; correct infra/chart/values.yaml")
-        return int(found[0]) if self.type in {"count", "port"} else found[0]
+        if not defaults or any(str(default) != str(defaults[0]) for default in defaults):
+            raise LookupError(f"{self.name}: its fields hold {defaults}; correct infra/chart/values.yaml")
+        return int(defaults[0]) if self.type in {"count", "port"} else defaults[0]
 
 
 def load_values() -> tuple[Value, ...]:
@@ -162,16 +162,18 @@ def _setting(field: Thing) -> Thing:
 
 
 def _group(tree: Thing) -> Thing:
-    properties = {name: one if isinstance(one.get("description"), str) else _group(one) for name, one in tree.items()}
+    properties = {
+        name: entry if isinstance(entry.get("description"), str) else _group(entry) for name, entry in tree.items()
+    }
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _values_in(prefix: str, group: Thing) -> Iterator[Value]:
-    for key, one in group.items():
-        if "about" not in one:
-            yield from _values_in(f"{prefix}{key}.", one)
+    for key, entry in group.items():
+        if "about" not in entry:
+            yield from _values_in(f"{prefix}{key}.", entry)
             continue
-        yield Value(f"{prefix}{key}", one["about"], one["type"], tuple(_places(one)), one.get("default"))
+        yield Value(f"{prefix}{key}", entry["about"], entry["type"], tuple(_places(entry)), entry.get("default"))
 
 
 def _places(row: Thing) -> Iterator[ValuePath]:

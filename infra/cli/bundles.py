@@ -220,10 +220,12 @@ def _list_resident() -> None:
 
     folder = load_settings().metrics_dir
     table = Table(*RESIDENT_COLUMNS, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for one in resident_models(node_registry(folder).collect()) if folder.exists() else ():
-        size = "-" if one.num_bytes is None else f"{one.num_bytes / 2**20:,.1f}"
-        counts = map(str, (one.num_loads, one.num_evicted_for_room, one.num_evicted_idle))
-        table.add_row(one.part, one.process, one.name, size, *counts, "cannot be loaded" if one.has_failed else "")
+    for model in resident_models(node_registry(folder).collect()) if folder.exists() else ():
+        size = "-" if model.num_bytes is None else f"{model.num_bytes / 2**20:,.1f}"
+        counts = map(str, (model.num_loads, model.num_evicted_for_room, model.num_evicted_idle))
+        table.add_row(
+            model.part, model.process, model.name, size, *counts, "cannot be loaded" if model.has_failed else ""
+        )
     out.print(table if table.row_count else "no model is in memory; `tailrace up` starts the stack")
 
 

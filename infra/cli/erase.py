@@ -110,9 +110,9 @@ def erase_users(settings: "Settings", user_ids: Sequence[str], path: Path) -> di
                 Erasure(erasure_id=uuid.uuid4().hex, user_id=user_id, accepted_time_ms=now_ms)
                 for user_id in user_ids[at : at + BATCH_USERS]
             ]
-            send([(one.key, one.encode()) for one in batch])
-            erased |= {one.user_id: one.erasure_id for one in batch}
-            rows.writerows((one.user_id, one.erasure_id) for one in batch)
+            send([(erasure.key, erasure.encode()) for erasure in batch])
+            erased |= {erasure.user_id: erasure.erasure_id for erasure in batch}
+            rows.writerows((erasure.user_id, erasure.erasure_id) for erasure in batch)
             file.flush()
             os.fsync(file.fileno())
             move(at + len(batch), len(user_ids), f"{at + len(batch):,} of {len(user_ids):,} users")
@@ -133,10 +133,14 @@ async def count_done(
     receipts, num_online, num_done = RedisReceipts(settings.redis_address), 0, 0
     try:
         for at in range(0, len(erasure_ids), _READS_AT_ONCE):
-            reading = (receipts.get(one, _READ_TIMEOUT_S) for one in erasure_ids[at : at + _READS_AT_ONCE])
-            found = [one for one in await asyncio.gather(*reading) if one is not None]
-            num_online += sum(one.is_done_online for one in found)
-            num_done += sum(all(one.stores[store] for store in one.stores.keys() - except_for) for one in found)
+            reading = (
+                receipts.get(erasure_id, _READ_TIMEOUT_S) for erasure_id in erasure_ids[at : at + _READS_AT_ONCE]
+            )
+            known = [erasure for erasure in await asyncio.gather(*reading) if erasure is not None]
+            num_online += sum(erasure.is_done_online for erasure in known)
+            num_done += sum(
+                all(erasure.stores[store] for store in erasure.stores.keys() - except_for) for erasure in known
+            )
     finally:
         await receipts.close()
     return num_online, num_done

@@ -45,7 +45,7 @@ def join(
         event_types=event_type or ["click"],
         since=since.date() if since else None,
         until=until.date() if until else None,
-        erased_until=lambda user_id: found.accepted_time_ms if (found := erased.of(user_id)) else None,
+        erased_until=lambda user_id: tombstone.accepted_time_ms if (tombstone := erased.of(user_id)) else None,
     )
     for day in days:
         typer.echo(f"{day.path.name}  {day.num_impressions:,} impressions  {day.num_clicks:,} clicks")
@@ -84,21 +84,21 @@ def report(
     from pipelines.experiments.describe import as_lines, as_markdown
 
     check_output(json=json_out, markdown=markdown)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if off_policy is None or experiment or by != "variant":
         parts = _shares(shares, experiment, experiments)
-        found |= _compare(table, experiment, by, control, parts, segment or [], effect, aa)
+        results |= _compare(table, experiment, by, control, parts, segment or [], effect, aa)
     if off_policy is not None:
-        found["off_policy"] = _estimate(table, off_policy, reward, surface)
-    for line in as_lines(found):
+        results["off_policy"] = _estimate(table, off_policy, reward, surface)
+    for line in as_lines(results):
         typer.echo(line)
     if json_out is not None:
-        json_out.write_text(json.dumps(found, indent=1) + "\n")
+        json_out.write_text(json.dumps(results, indent=1) + "\n")
     if markdown is not None:
         from pipelines.experiments.picture import write_pictures
 
-        pictures = write_pictures(found, markdown.with_suffix("")) if "differences" in found else {}
-        markdown.write_text(as_markdown(found, pictures))
+        pictures = write_pictures(results, markdown.with_suffix("")) if "differences" in results else {}
+        markdown.write_text(as_markdown(results, pictures))
 
 
 def _shares(given: str, experiment: str, file: Path | None) -> dict[str, float] | None:
@@ -113,10 +113,10 @@ def _shares(given: str, experiment: str, file: Path | None) -> dict[str, float] 
             raise ConfigError(f"--shares: {given!r} cannot be read; give for example control=0.9,fresh=0.1") from error
     if file is None:
         return None
-    found = read_experiments(file).by_name
-    if experiment not in found:
-        raise ConfigError(f"--experiment: {experiment!r} is not in {file}; give one of {', '.join(found)}")
-    return found[experiment].shares
+    known = read_experiments(file).by_name
+    if experiment not in known:
+        raise ConfigError(f"--experiment: {experiment!r} is not in {file}; give one of {', '.join(known)}")
+    return known[experiment].shares
 
 
 def _compare(

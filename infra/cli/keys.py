@@ -93,8 +93,10 @@ def list_() -> None:
         return ["-" if value is None else f"{value:.15g}" for value in given]
 
     def hashes(key: StoredKey) -> str:
-        ends = ("" if one.expires_at is None else f" until {one.expires_at:%Y-%m-%d %H:%M}Z" for one in key.hashes)
-        return ", ".join(f"{one.sha256[:8]}{end}" for one, end in zip(key.hashes, ends, strict=True))
+        ends = (
+            "" if stored.expires_at is None else f" until {stored.expires_at:%Y-%m-%d %H:%M}Z" for stored in key.hashes
+        )
+        return ", ".join(f"{stored.sha256[:8]}{end}" for stored, end in zip(key.hashes, ends, strict=True))
 
     _, path = changed_file("api_keys_file")
     names = ("scopes", "priority", "rate/s", "burst", "a day", "max k", "tenant", "hashes")

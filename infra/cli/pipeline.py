@@ -49,8 +49,8 @@ def _refuse_deleted(settings: "Settings", name: str) -> None:
     from services.gateway.access.tenants import read_tenants
 
     if (tenant := tenant_of_name(name)) and settings.tenants_file is not None:
-        found = read_tenants(settings.tenants_file).find(tenant)
-        if found is not None and found.state is TenantState.DELETED:
+        stored = read_tenants(settings.tenants_file).find(tenant)
+        if stored is not None and stored.state is TenantState.DELETED:
             raise ConfigError(f"--name: tenant {tenant} is deleted; train under another tenant's name")
 
 

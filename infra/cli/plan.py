@@ -42,7 +42,7 @@ def plan_load(
 
 
 def _fields(kind: type) -> set[str]:
-    return {one.field.name for one in options_of(kind)}
+    return {option.field.name for option in options_of(kind)}
 
 
 _TRAINING = _fields(Execution) | {"layout", "dtype"}
@@ -109,6 +109,6 @@ def _refuse_unused(context: typer.Context, names: set[str], is_used: bool, probl
 
     given = [name for name in sorted(names) if _is_given(context, name)]
     if given and not is_used:
-        option = next(one.opts[0] for one in context.command.params if one.name == given[0])
+        option = next(parameter.opts[0] for parameter in context.command.params if parameter.name == given[0])
         why, _, fix = problem.partition("; ")
         raise InvalidRequest(option, why, fix)

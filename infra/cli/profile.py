@@ -64,7 +64,7 @@ def profile(
         if not files:
             files = [keep or Path(scratch) / f"{subject}.json"]
             _record(subject, files[0], model, device)
-        profiles = [profile_of(one) for one in read_traces(files)]
+        profiles = [profile_of(trace) for trace in read_traces(files)]
     for line in as_lines(profiles):
         typer.echo(line)
     if json_out is not None:

@@ -98,45 +98,45 @@ def parse_stages(stages: str, share: str) -> "tuple[CanaryStage, ...]":
         raise ConfigError("--share: --stages is given too; give one of them")
     option = "--share" if share else "--stages"
     parts = [f"{share}:{_HOLD_OF_SHARE}"] if share else (stages or USUAL_STAGES).split(",")
-    found = []
+    parsed = []
     for part in parts:
         text, _, hold = part.strip().partition(":")
-        found.append(CanaryStage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
+        parsed.append(CanaryStage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
     try:
-        return check_stages(found)
+        return check_stages(parsed)
     except InvalidRequest as error:
         raise ConfigError(f"{option}: {error}") from error
 
 
 def parse_percent(option: str, text: str) -> float:
     """Return a percentage, such as 5%, as a fraction. Raises ConfigError naming the option."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
-    if not found or not 0 < float(found[1]) <= 100:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
+    if not match or not 0 < float(match[1]) <= 100:
         raise ConfigError(f"{option}: {text!r} is not a percentage; give above 0% to 100%, such as 5%")
-    return float(found[1]) / 100
+    return float(match[1]) / 100
 
 
 def parse_duration_s(option: str, text: str) -> float:
     """Return a duration, such as 90s, 10m, 1h or 2d, in seconds. Raises ConfigError naming the option."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if not match:
         raise ConfigError(f"{option}: {text!r} is not a duration; give for example 90s, 10m, 1h or 2d")
-    return float(found[1]) * _UNITS_S[found[2]]
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def parse_budgets(texts: "list[str] | tuple[str, ...]") -> dict[str, float]:
     """Return budgets by guard. Raises ConfigError for bad syntax and unknown guards."""
     from pipelines.release.guards import check_budgets
 
-    found = {}
-    for part in (one for text in texts for one in text.split(",")):
+    budgets = {}
+    for part in (part for text in texts for part in text.split(",")):
         guard, is_given, text = part.partition("=")
         if not is_given:
             raise ConfigError(f"--budget: {part!r} has no percentage; give for example latency=10%")
         zero = text.strip() in ("0", "0%")
-        found[guard.strip()] = 0.0 if zero else parse_percent(f"--budget {guard.strip()}", text)
-    check_budgets(found)
-    return found
+        budgets[guard.strip()] = 0.0 if zero else parse_percent(f"--budget {guard.strip()}", text)
+    check_budgets(budgets)
+    return budgets
 
 
 def _lists_wanted(lists: bool | None, name: str) -> bool:
@@ -159,7 +159,7 @@ def _begin(
     _refuse(store, version)
     if with_lists:
         _make_lists(settings, version, tables)
-    details = {"version": version, "stages": ",".join(f"{one.share:.4g}" for one in stages), **if_named(store.name)}
+    details = {"version": version, "stages": ",".join(f"{stage.share:.4g}" for stage in stages), **if_named(store.name)}
     with audited(settings.state_dir, "release", **details):
         store.release(version, stages, _lead_from_now(settings), by=user_name(), by_hand=by_hand, budgets=budgets)
 
@@ -253,7 +253,7 @@ def _show_report(canary: "Canary", now_ms: int) -> None:
         )
         return
     ago_s = round((now_ms - (canary.looked_ms or now_ms)) / 1_000)
-    lists = " and ".join(f"{one:,}" for one in report.lists)
+    lists = " and ".join(f"{count:,}" for count in report.lists)
     out.print(f"looked at {ago_s} s ago, {lists} lists of it and of the live version: {report.outcome}", markup=False)
     if report.guards:
         out.print(report_table(report))
@@ -266,15 +266,15 @@ def report_table(report: "ReleaseReport") -> "Table":
 
     columns = ("guard", Column("state", no_wrap=True), Column("worse by", justify="right"), "interval")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for one in report.guards:
-        table.add_row(escape(one.name), escape(one.state), _percent(one.worse_by), _interval(one))
+    for guard in report.guards:
+        table.add_row(escape(guard.name), escape(guard.state), _percent(guard.worse_by), _interval(guard))
     return table
 
 
-def _interval(one: "GuardReport") -> str:
-    if one.low is None:
+def _interval(guard: "GuardReport") -> str:
+    if guard.low is None:
         return "-"
-    return f"{_percent(one.low)} to {'any' if one.high is None else _percent(one.high)}"
+    return f"{_percent(guard.low)} to {'any' if guard.high is None else _percent(guard.high)}"
 
 
 def _percent(value: float | None) -> str:

@@ -41,17 +41,21 @@ def show_settings(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List every setting with its value, source and meaning. Exit code 1 if a setting is invalid."""
-    found, faults = list_settings()
+    settings, faults = list_settings()
     wanted = [word.lower() for word in words or ()]
-    shown = [one for one in found if all(word in f"{one.variable} {one.meaning}".lower() for word in wanted)]
+    shown = [
+        setting
+        for setting in settings
+        if all(word in f"{setting.variable} {setting.meaning}".lower() for word in wanted)
+    ]
     if not shown:
         raise NotFound(f"no setting has {' and '.join(wanted)} in name or meaning", "give fewer or shorter words")
     out = Console(highlight=False)
     if as_json:
-        out.print_json(data={"settings": [asdict(one) for one in shown], "faults": faults})
+        out.print_json(data={"settings": [asdict(setting) for setting in shown], "faults": faults})
     else:
-        for one in shown:
-            _show(one, out)
+        for setting in shown:
+            _show(setting, out)
         for fault in faults:
             out.print(f"[bold red]error:[/] {escape(fault)}", soft_wrap=True)
     raise typer.Exit(1 if faults else 0)
@@ -67,13 +71,13 @@ def list_settings() -> tuple[list[Setting], list[str]]:
     used = given
     with suppress(OSError):  # an unreadable state folder counts as no stack
         used = of_running_stack(given)
-    meanings, found = _meanings(type(given)), []
+    meanings, settings = _meanings(type(given)), []
     for name, field in type(given).model_fields.items():
         variable, is_given = variable_of(name), name in given.model_fields_set
         source = "environment" if is_given else RECORDED if name in used.model_fields_set else "default"
         fault = faults.get(variable)
         value = environment.get(variable) if fault else getattr(used, name)
-        found.append(
+        settings.append(
             Setting(
                 variable=variable,
                 value=_plain(value),
@@ -83,7 +87,7 @@ def list_settings() -> tuple[list[Setting], list[str]]:
                 fault=_masked(fault),
             )
         )
-    return found, [str(_masked(fault)) for fault in faults.values()]
+    return settings, [str(_masked(fault)) for fault in faults.values()]
 
 
 def _meanings(kind: type) -> dict[str, str]:
@@ -107,12 +111,19 @@ def _masked(value: Any) -> Any:
     return _SECRET.sub("***", value) if isinstance(value, str) and "://" in value else value
 
 
-def _show(one: Setting, out: Console) -> None:
-    beside = one.source if one.source == "default" else f"{one.source}; default {_written(one.default) or 'empty'}"
-    colour = "red" if one.fault else "dim" if one.source == "default" else "green"
-    out.print(f"[bold]{one.variable}[/]={escape(_written(one.value))}  [{colour}]({escape(beside)})[/]", soft_wrap=True)
+def _show(setting: Setting, out: Console) -> None:
+    beside = (
+        setting.source
+        if setting.source == "default"
+        else f"{setting.source}; default {_written(setting.default) or 'empty'}"
+    )
+    colour = "red" if setting.fault else "dim" if setting.source == "default" else "green"
+    out.print(
+        f"[bold]{setting.variable}[/]={escape(_written(setting.value))}  [{colour}]({escape(beside)})[/]",
+        soft_wrap=True,
+    )
     below = textwrap.fill(
-        one.fault or one.meaning, min(out.width, 100), initial_indent="    ", subsequent_indent="    "
+        setting.fault or setting.meaning, min(out.width, 100), initial_indent="    ", subsequent_indent="    "
     )
     out.print(escape(below))
 

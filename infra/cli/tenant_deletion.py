@@ -51,13 +51,13 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
     Raises DependencyUnavailable, EnvironmentFault or OSError.
     """
     _await_reload(settings)
-    path, found = pending_file(settings, tenant), scan(settings, tenant)
+    path, scanned = pending_file(settings, tenant), scan(settings, tenant)
     accepted = read_accepted(path)
     ends = _user_of_each_partition(tenant, settings.topic_partitions)
     known = accepted.keys() if _num_open(settings, accepted) else accepted.keys() & ends  # the others came back
-    if new := sorted((found.users | ends) - known):
+    if new := sorted((scanned.users | ends) - known):
         accepted |= erase_users(settings, new, path)
-    _drop_items(settings, tenant, is_counted=bool(found.entries["popularity"]))
+    _drop_items(settings, tenant, is_counted=bool(scanned.entries["popularity"]))
     _drop_explanations(settings, tenant)
     if (
         not _drop_outputs(settings, tenant)
@@ -87,13 +87,13 @@ def _user_of_each_partition(tenant: str, num_partitions: int) -> set[str]:
     from services.contracts.tenant import scoped
     from services.features.ownership import partition_of
 
-    found: dict[int, str] = {}
+    by_partition: dict[int, str] = {}
     for number in count():
         user_id = scoped(tenant, f"end of log {number}")
-        found.setdefault(partition_of(user_id, num_partitions), user_id)
-        if len(found) == num_partitions:
+        by_partition.setdefault(partition_of(user_id, num_partitions), user_id)
+        if len(by_partition) == num_partitions:
             break
-    return {*found.values()}
+    return {*by_partition.values()}
 
 
 def _num_open(settings: "Settings", accepted: Mapping[str, str]) -> int:
@@ -111,17 +111,17 @@ def scan(settings: "Settings", tenant: str) -> Found:
 
     Raises DependencyUnavailable, EnvironmentFault or OSError.
     """
-    found = Found()
+    scanned = Found()
     in_logs = users_in_logs(settings.offline_log_dir, tenant)
     for store, user_ids in (("redis", _in_redis(settings, tenant)), ("offline logs", in_logs)):
-        found.entries[store] = 0
+        scanned.entries[store] = 0
         for user_id in user_ids:
-            found.entries[store] += 1
-            found.users.update({user_id} - {""})
-    found.entries["open erasures"] = _num_open_in_ledger(settings, tenant)
-    found.entries["popularity"] = _num_popular_rows(settings, tenant)
-    found.entries["items"] = len(_stated(_live_items(settings), tenant))
-    return found
+            scanned.entries[store] += 1
+            scanned.users.update({user_id} - {""})
+    scanned.entries["open erasures"] = _num_open_in_ledger(settings, tenant)
+    scanned.entries["popularity"] = _num_popular_rows(settings, tenant)
+    scanned.entries["items"] = len(_stated(_live_items(settings), tenant))
+    return scanned
 
 
 def _in_redis(settings: "Settings", tenant: str) -> Iterator[str]:
@@ -160,9 +160,9 @@ def _num_popular_rows(settings: "Settings", tenant: str) -> int:
     prefix, client = prefix_of(tenant).encode(), open_redis(settings.redis_address, 5.0)
     keys = (layout.key(str(partition)) for partition in range(settings.topic_partitions))
     with redis_as_dependency():
-        found = sum(any(prefix in cell for cell in client.hvals(key)) for key in keys)
+        num_rows = sum(any(prefix in cell for cell in client.hvals(key)) for key in keys)
     client.close()
-    return found
+    return num_rows
 
 
 def users_in_logs(offline_log_dir: Path, tenant: str) -> Iterator[str]:
@@ -196,8 +196,8 @@ def _num_open_in_ledger(settings: "Settings", tenant: str) -> int:
     from services.stream.log.ledger import ErasureLedger
 
     ledger, prefix = ErasureLedger(settings.offline_log_dir), prefix_of(tenant)
-    every = (one for partition in ledger.partitions for one in ledger.tombstones(partition))
-    return sum((one.user_id or "").startswith(prefix) for one in every)
+    every = (tombstone for partition in ledger.partitions for tombstone in ledger.tombstones(partition))
+    return sum((tombstone.user_id or "").startswith(prefix) for tombstone in every)
 
 
 def _live_items(settings: "Settings") -> "LiveItems":

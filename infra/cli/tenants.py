@@ -52,10 +52,13 @@ def list_() -> None:
 
     _, path = changed_file("tenants_file")
     table = Table(Column("id", no_wrap=True), "state", "share", "rate/s", "burst", "a day", "max k", box=None)
-    for one in read_tenants(path).tenants:
-        limits = (one.rate_per_s, one.burst, one.daily_quota, one.max_k)
+    for tenant in read_tenants(path).tenants:
+        limits = (tenant.rate_per_s, tenant.burst, tenant.daily_quota, tenant.max_k)
         table.add_row(
-            one.id, one.state, f"{one.share:g}", *("-" if value is None else f"{value:.15g}" for value in limits)
+            tenant.id,
+            tenant.state,
+            f"{tenant.share:g}",
+            *("-" if value is None else f"{value:.15g}" for value in limits),
         )
     out.print(table if table.row_count else f"no tenants in {path}")
 
@@ -107,9 +110,9 @@ def delete(
 
     configure_logging("warning", "tenants")
     _, path = changed_file("tenants_file")
-    found = read_tenants(path).find(tenant)
-    if found is None or found.state is not TenantState.DELETED:
-        if found is not None and not yes:
+    stored = read_tenants(path).find(tenant)
+    if stored is None or stored.state is not TenantState.DELETED:
+        if stored is not None and not yes:
             typer.confirm(f"delete tenant {tenant} with all of its users' data?", abort=True)
         _change("tenants delete", tenant, lambda file: file.with_changed(tenant, state=TenantState.DELETED))
     _revoke_keys(tenant)

@@ -165,9 +165,9 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
 def _check_apart(ports: list[Port]) -> None:
     """Raise ConfigError with a line for each two parts with the same port."""
     if faults := [
-        f"{other.setting}: {other.number} is already the port of {one.setting}; give each its own port"
-        for one, other in combinations(ports, 2)
-        if one.meets(other)
+        f"{other.setting}: {other.number} is already the port of {port.setting}; give each its own port"
+        for port, other in combinations(ports, 2)
+        if port.meets(other)
     ]:
         raise ConfigError("\n".join(faults))
 

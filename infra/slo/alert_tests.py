@@ -76,31 +76,31 @@ def _tests(objectives: Objectives) -> Iterator[tuple[int, dict[str, Any]]]:
 def _batches(objectives: tuple[Objective, ...]) -> list[tuple[Objective, ...]]:
     """Group objectives that share no series."""
     batches: list[list[Objective]] = []
-    for one in objectives:
-        batch = next((batch for batch in batches if not any(_overlap(one, other) for other in batch)), None)
+    for objective in objectives:
+        batch = next((batch for batch in batches if not any(_overlap(objective, other) for other in batch)), None)
         if batch is None:
-            batches.append([one])
+            batches.append([objective])
         else:
-            batch.append(one)
+            batch.append(objective)
     return [tuple(batch) for batch in batches]
 
 
-def _overlap(one: Objective, other: Objective) -> bool:
+def _overlap(objective: Objective, other: Objective) -> bool:
     """Whether two objectives may count one series: the same metric, without a label that separates them."""
-    mine, theirs = ((*each.sli.total_terms, *each.sli.bad_terms) for each in (one, other))
+    mine, theirs = ((*side.sli.total_terms, *side.sli.bad_terms) for side in (objective, other))
     return any(
         a.selector.metric == b.selector.metric and not _apart(a.selector, b.selector) for a in mine for b in theirs
     )
 
 
-def _apart(one: Selector, other: Selector) -> bool:
-    shared = (one.match.keys() & other.match.keys()) - {"le"}
-    return any(not set(one.match[label]) & set(other.match[label]) for label in shared)
+def _apart(selector: Selector, other: Selector) -> bool:
+    shared = (selector.match.keys() & other.match.keys()) - {"le"}
+    return any(not set(selector.match[label]) & set(other.match[label]) for label in shared)
 
 
 def _fires(scenario: Scenario, objectives: Objectives, window: str) -> dict[str, Any]:
     """At the end the alert of this window fires with its exact labels and annotations; before the burn, none fires."""
-    alerts = [_alert_of(one, objectives, window) for one in scenario.objectives]
+    alerts = [_alert_of(objective, objectives, window) for objective in scenario.objectives]
     test = _test(scenario, f"fires over {window}")
     test["promql_expr_test"] = [
         {"expr": _EVERY_ALERT, "eval_time": f"{scenario.before_s}s", "exp_samples": []},
@@ -147,15 +147,15 @@ def _is_silent(scenario: Scenario) -> dict[str, Any]:
 def _test(scenario: Scenario, outcome: str) -> dict[str, Any]:
     return {
         "name": (
-            f"{', '.join(one.name for one in scenario.objectives)}: {scenario.burn:g} times for {scenario.burning_s} "
-            f"s {outcome}"
+            f"{', '.join(objective.name for objective in scenario.objectives)}: {scenario.burn:g} times for "
+            f"{scenario.burning_s} s {outcome}"
         ),
         "interval": f"{scenario.step_s}s",
         "input_series": [
             {"series": name, "values": values}
-            for one in scenario.objectives
-            for each, where in _environments(scenario)
-            for name, values in _series(each, one, where)
+            for objective in scenario.objectives
+            for traffic, where in _environments(scenario)
+            for name, values in _series(traffic, objective, where)
         ],
     }
 
@@ -168,7 +168,7 @@ def _environments(scenario: Scenario) -> list[tuple[Scenario, str]]:
 
 def _lacks_data(objectives: Objectives, *, is_scraped: bool) -> dict[str, Any]:
     """Without series, each objective's missing-data alert fires and names an environment that was scraped."""
-    alerts = [_alert_of(one, objectives, None) for one in objectives.objectives]
+    alerts = [_alert_of(objective, objectives, None) for objective in objectives.objectives]
     where = {ENVIRONMENT: _BURNING} if is_scraped else {}
     up = f'up{{job="{_BURNING}/tailrace", {ENVIRONMENT}="{_BURNING}"}}'
     return {

@@ -51,24 +51,24 @@ def objectives_dashboard(promised: Objectives) -> dict[str, Any]:
         .link(dashboard.DashboardLink("Tailrace").type(DashboardLinkType.DASHBOARDS).tags(["tailrace"]).keep_time(True))
     )
     panels = 0
-    for one in promised.objectives:
-        made = made.with_row(dashboard.Row(f"{one.title}: {one.target * 100:g} %"))
-        for panel in _panels(one, promised):
+    for objective in promised.objectives:
+        made = made.with_row(dashboard.Row(f"{objective.title}: {objective.target * 100:g} %"))
+        for panel in _panels(objective, promised):
             panels += 1
             made = made.with_panel(panel.id(panels).datasource(_SOURCE).span(8).height(8))
     content: dict[str, Any] = json.loads(json.dumps(made.build(), cls=JSONEncoder))
     return content
 
 
-def _panels(one: Objective, promised: Objectives) -> tuple[Any, ...]:
-    chosen = f'{{slo="{one.name}", {ENVIRONMENT}=~"${ENVIRONMENT}"}}'
+def _panels(objective: Objective, promised: Objectives) -> tuple[Any, ...]:
+    chosen = f'{{slo="{objective.name}", {ENVIRONMENT}=~"${ENVIRONMENT}"}}'
     windows = dict.fromkeys((promised.onset.window, *(rung.long for rung in promised.ladder)))
     good = _lines("Good share over 5 minutes", {"good": f"1 - {BAD}{chosen} / ({TOTAL}{chosen} > 0)"})
     burn = _lines("Burn rate", {window: burn_metric(window) + chosen for window in windows}).description(_BURN_HELP)
     left = stat.Panel().title(f"Budget left of {promised.window_days} days").description("").unit("percentunit")
     query = prometheus.Dataquery().expr(BUDGET_LEFT + chosen).legend_format("left").ref_id("A").instant()
     return (
-        good.unit("percentunit").thresholds(_thresholds("red", one.target, "green")),
+        good.unit("percentunit").thresholds(_thresholds("red", objective.target, "green")),
         burn.unit("short").thresholds(_thresholds("green", min(rung.burn for rung in promised.ladder), "red")),
         left.thresholds(_thresholds("red", 0.0, "green")).with_target(query),
     )

@@ -65,7 +65,7 @@ def _table(objectives: Objectives) -> str:
     rows = [
         f"| objective | of all, at least | budget in {days} days | counted as bad | alert |",
         "|---|---|---|---|---|",
-        *(_row(one, days) for one in objectives.objectives),
+        *(_row(objective, days) for objective in objectives.objectives),
         "",
         "| burns at least | over | and over | then |",
         "|---|---|---|---|",
@@ -82,18 +82,22 @@ def _onset_row(onset: Onset) -> str:
     return f"| {onset.burn:g} times too fast, {onset.min_bad} bad ones | {onset.window} | | {onset.severity} |"
 
 
-def _row(one: Objective, days: int) -> str:
-    minutes = one.budget * days * 24 * 60
+def _row(objective: Objective, days: int) -> str:
+    minutes = objective.budget * days * 24 * 60
     budget = f"{minutes / 60:.1f} h" if minutes >= 120 else f"{minutes:.0f} min"
     return (
-        f"| {one.title} (`{one.name}`) | {one.target * 100:g} % | {budget} | {_bad(one)} "
-        f"| [{one.alert}](runbooks/{one.alert}.md) |"
+        f"| {objective.title} (`{objective.name}`) | {objective.target * 100:g} % | {budget} | {_bad(objective)} "
+        f"| [{objective.alert}](runbooks/{objective.alert}.md) |"
     )
 
 
-def _bad(one: Objective) -> str:
-    if isinstance(one.sli, Bounded):
-        side = f"above {one.sli.at_most:g}" if one.sli.at_most is not None else f"at most {one.sli.above:g}"
-        return f"`{one.sli.histogram}` {side}"
-    match = "".join(f", {label} {' or '.join(values)}" for label, values in one.sli.bad.match.items())
-    return f"`{one.sli.bad.metric}`{match}"
+def _bad(objective: Objective) -> str:
+    if isinstance(objective.sli, Bounded):
+        side = (
+            f"above {objective.sli.at_most:g}"
+            if objective.sli.at_most is not None
+            else f"at most {objective.sli.above:g}"
+        )
+        return f"`{objective.sli.histogram}` {side}"
+    match = "".join(f", {label} {' or '.join(values)}" for label, values in objective.sli.bad.match.items())
+    return f"`{objective.sli.bad.metric}`{match}"

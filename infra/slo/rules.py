@@ -33,20 +33,20 @@ def burn_metric(window: str) -> str:
 
 def groups(objectives: Objectives) -> list[dict[str, Any]]:
     """Return the rule groups."""
-    each, windows = objectives.objectives, [objectives.onset.window, *_windows(objectives.ladder)]
+    promised, windows = objectives.objectives, [objectives.onset.window, *_windows(objectives.ladder)]
     return [
         {
             "name": "tailrace-slo",
-            "rules": [_burn(one, window) for one in each for window in windows]
-            + [rule for one in each for rule in _sums(one)]
-            + [_onset(one, objectives.onset, objectives.runbooks) for one in each]
-            + [_rung(one, rung, objectives.runbooks) for one in each for rung in objectives.ladder]
-            + [_data_missing(one, objectives.runbooks) for one in each],
+            "rules": [_burn(objective, window) for objective in promised for window in windows]
+            + [rule for objective in promised for rule in _sums(objective)]
+            + [_onset(objective, objectives.onset, objectives.runbooks) for objective in promised]
+            + [_rung(objective, rung, objectives.runbooks) for objective in promised for rung in objectives.ladder]
+            + [_data_missing(objective, objectives.runbooks) for objective in promised],
         },
         {
             "name": "tailrace-slo-budget",
             "interval": _BUDGET_EVERY,
-            "rules": [_budget_left(one, objectives.window_days) for one in each],
+            "rules": [_budget_left(objective, objectives.window_days) for objective in promised],
         },
     ]
 
@@ -162,8 +162,8 @@ def lacking(*series: str) -> str:
     Without any environment, it returns one sample.
     """
     scraped = f"group by ({ENVIRONMENT}) ({_SCRAPED})"
-    each = [f"{scraped} unless group by ({ENVIRONMENT}) ({one})" for one in series]
-    return " or ".join((*each, f"absent({_SCRAPED})"))
+    queries = [f"{scraped} unless group by ({ENVIRONMENT}) ({wanted})" for wanted in series]
+    return " or ".join((*queries, f"absent({_SCRAPED})"))
 
 
 def _bucket_only(chosen: Selector) -> Selector:

@@ -118,13 +118,13 @@ def read_adapter(folder: Path, config: DecoderConfig) -> Adapter:
         _refuse(folder / ADAPTER_WEIGHTS, next(iter(others)), "is not a low-rank matrix", "save only the adapter")
     projections = {row.checkpoint: row for row in projections_of(config)}
     names = {checkpoint: name for name, checkpoint in checkpoint_names(config).items() if name.startswith("layers.")}
-    found = {}
+    by_name = {}
     for module, pair in pairs.items():
         row = projections.get(module.split(".", 3)[-1]) if module in names else None
-        found[names.get(module, "")] = _checked(folder / ADAPTER_WEIGHTS, about, module, pair, row, config)
-    if not found:
+        by_name[names.get(module, "")] = _checked(folder / ADAPTER_WEIGHTS, about, module, pair, row, config)
+    if not by_name:
         _refuse(folder / ADAPTER_WEIGHTS, "lora_A", "no matrices", "save the adapter after its training")
-    return Adapter(pairs=found, base=str(about.get("base_model_name_or_path") or ""))
+    return Adapter(pairs=by_name, base=str(about.get("base_model_name_or_path") or ""))
 
 
 def save_adapter(adapter: Adapter, config: DecoderConfig, folder: Path) -> None:
@@ -222,7 +222,7 @@ def _checked(
 ) -> LowRank:
     """Return a module's matrices after checking their shapes and numbers. Raises CheckpointError."""
     if row is None:
-        known = ", ".join(one.checkpoint.rsplit(".", 1)[-1] for one in projections_of(config))
+        known = ", ".join(projection.checkpoint.rsplit(".", 1)[-1] for projection in projections_of(config))
         _refuse(path, module, "not a projection of this decoder", f"give the decoder's own adapter, of {known}")
     if pair.keys() != {"A", "B"}:
         _refuse(path, module, f"only {', '.join(sorted(pair))} is stored", "save the adapter again")
@@ -232,15 +232,17 @@ def _checked(
     if (tuple(a_RI.shape), tuple(b_NR.shape)) != wanted:
         shapes = f"A {tuple(a_RI.shape)} and B {tuple(b_NR.shape)}, not {wanted[0]} and {wanted[1]}"
         _refuse(path, module, shapes, "give the adapter of this decoder, with the r of its training")
-    if not all(one.is_floating_point() and bool(one.float().isfinite().all()) for one in (a_RI, b_NR)):
+    if not all(matrix.is_floating_point() and bool(matrix.float().isfinite().all()) for matrix in (a_RI, b_NR)):
         _refuse(path, module, "not finite real numbers", "train it again")
     return LowRank(a_RI, b_NR, scale_of(about, module, int(rank)))
 
 
 def _for_module(about: Mapping[str, Any], patterns: str, module: str, default: Any) -> Any:
     """Return the value of the first pattern that matches the end of a module's name, as PEFT does."""
-    found: Mapping[str, Any] = about.get(patterns) or {}
-    return next((value for pattern, value in found.items() if re.fullmatch(rf"(.*\.)?({pattern})", module)), default)
+    by_pattern: Mapping[str, Any] = about.get(patterns) or {}
+    return next(
+        (value for pattern, value in by_pattern.items() if re.fullmatch(rf"(.*\.)?({pattern})", module)), default
+    )
 
 
 def _alpha(pair: LowRank) -> float:

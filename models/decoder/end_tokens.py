@@ -21,9 +21,9 @@ _HARMONY = ({"<|return|>", "<|call|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>",
 
 def named_ends(tokens: Iterable[tuple[int, str]]) -> dict[str, int]:
     """Return the ids of the tokens whose names end a text."""
-    found = {token: token_id for token_id, token in tokens if token in _NAMES}
-    if any(names <= found.keys() for names in _HARMONY):
-        found.pop("<|end|>", None)
-    if "<|tool_response>" in found:
-        found.pop("</s>", None)
-    return found
+    ends = {token: token_id for token_id, token in tokens if token in _NAMES}
+    if any(names <= ends.keys() for names in _HARMONY):
+        ends.pop("<|end|>", None)
+    if "<|tool_response>" in ends:
+        ends.pop("</s>", None)
+    return ends

@@ -99,15 +99,15 @@ def _tensors(
         interleaved = {row.gguf: config[row.rope_heads] for row in projections if row.rope_heads is not None}
     for done, (name, tensor) in enumerate(stored.items(), start=1):
         if name != _ROPE_FACTORS:
-            found = _TENSOR.fullmatch(name)
-            module = found and _CHECKPOINT_MODULES.get(found["module"])
-            if found is None or module is None:
+            match = _TENSOR.fullmatch(name)
+            module = match and _CHECKPOINT_MODULES.get(match["module"])
+            if match is None or module is None:
                 raise CheckpointError(f"tensor {name} is not known")
             values = _values(tensor)
-            if found["module"] in interleaved:
-                values = _in_halves(values, interleaved[found["module"]])
-            prefix = "" if found["layer"] is None else LAYER_PREFIX.format(found["layer"])
-            yield f"{prefix}{module}.{found['kind']}", torch.from_numpy(np.ascontiguousarray(values))
+            if match["module"] in interleaved:
+                values = _in_halves(values, interleaved[match["module"]])
+            prefix = "" if match["layer"] is None else LAYER_PREFIX.format(match["layer"])
+            yield f"{prefix}{module}.{match['kind']}", torch.from_numpy(np.ascontiguousarray(values))
         progress(done, len(stored))
 
 

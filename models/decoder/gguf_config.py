@@ -89,9 +89,9 @@ def model_config(metadata: Metadata, *, is_tied: bool, rope_factors: np.ndarray 
 
 def generation_config(metadata: Metadata) -> Raw:
     """Return the content of `generation_config.json`: the tokens that begin and end a text."""
-    found: Raw = {"eos_token_id": eos_ids(metadata)}
+    config: Raw = {"eos_token_id": eos_ids(metadata)}
     bos = metadata.get("tokenizer.ggml.bos_token_id")
-    return found if bos is None else {**found, "bos_token_id": int(bos)}
+    return config if bos is None else {**config, "bos_token_id": int(bos)}
 
 
 def tokenizer_config(metadata: Metadata) -> Raw:

@@ -86,15 +86,15 @@ def _merges_of(metadata: Metadata, vocabulary: Mapping[str, int]) -> list[tuple[
     """Return every pair of pieces that joins to a piece, most probable piece first: SentencePiece's merge order."""
     scores: Sequence[float] = need(metadata, "tokenizer.ggml.scores")
     kinds: Sequence[int] = need(metadata, "tokenizer.ggml.token_type")
-    found: list[tuple[float, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, str, str]] = []
     for piece, token_id in vocabulary.items():
         if kinds[token_id] != _NORMAL:
             continue
         for end in range(1, len(piece)):
             left, right = piece[:end], piece[end:]
             if left in vocabulary and right in vocabulary:
-                found.append((-scores[token_id], vocabulary[left], vocabulary[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+                merges.append((-scores[token_id], vocabulary[left], vocabulary[right], left, right))
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def _vocabulary(metadata: Metadata) -> dict[str, int]:

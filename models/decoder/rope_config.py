@@ -104,7 +104,7 @@ def _parameters(raw: Raw) -> Raw:
     Raises ValueError if two places differ.
     """
     _refuse_unknown(raw)
-    newer, older = (_named(raw, place) for place in ("rope_parameters", "rope_scaling"))
+    newer, older = (_named(raw, key) for key in ("rope_parameters", "rope_scaling"))
     if newer and older and _without_theta(newer) != _without_theta(older):
         raise ValueError("rope_parameters and rope_scaling differ; keep one of them")
     beside = {name: raw[name] for name in ("rope_theta", *_OFF, _TRAINED) if raw.get(name) is not None}
@@ -125,14 +125,14 @@ def _refuse_unknown(raw: Raw) -> None:
             raise ValueError(f"{name} {value!r:.80} is not supported; remove it")
 
 
-def _named(raw: Raw, place: str) -> Raw:
-    """Return the keys of one place under their newer names, without nulls."""
-    given = raw.get(place) or {}
+def _named(raw: Raw, key: str) -> Raw:
+    """Return the keys of one object under their newer names, without nulls."""
+    given = raw.get(key) or {}
     if not isinstance(given, dict):
-        raise ValueError(f"{place} {given!r:.80} is not an object")  # noqa: TRY004 - as for any other bad value
+        raise ValueError(f"{key} {given!r:.80} is not an object")  # noqa: TRY004 - as for any other bad value
     kinds = [given[name] for name in ("rope_type", "type") if given.get(name) is not None]
     if kinds[1:] and kinds[0] != kinds[1]:
-        raise ValueError(f"{place}: rope_type {kinds[0]!r:.80} and type {kinds[1]!r:.80} differ; keep one of them")
+        raise ValueError(f"{key}: rope_type {kinds[0]!r:.80} and type {kinds[1]!r:.80} differ; keep one of them")
     kept = {name: value for name, value in given.items() if name not in ("type", "rope_type") and value is not None}
     return kept | ({"rope_type": kinds[0]} if kinds else {})
 

@@ -187,21 +187,21 @@ def _untied(config: DecoderConfig, tensors: dict[str, Tensor]) -> tuple[DecoderC
     return config, {**{other: tensor for other, tensor in tensors.items() if other != head_name}, name: head}
 
 
-def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+def _check_tensors(folder: Path, wanted: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
     misshapen = [
-        f"{name} is {tuple(found[name].shape)}, not {tuple(tensor.shape)}"
+        f"{name} is {tuple(stored[name].shape)}, not {tuple(tensor.shape)}"
         for name, tensor in wanted.items()
-        if name in found and found[name].shape != tensor.shape
+        if name in stored and stored[name].shape != tensor.shape
     ]
     problems = {
-        "missing": sorted(wanted.keys() - found.keys()),
-        "unknown": sorted(found.keys() - wanted.keys()),
+        "missing": sorted(wanted.keys() - stored.keys()),
+        "unknown": sorted(stored.keys() - wanted.keys()),
         "misshapen": misshapen,
         "not of real numbers": sorted(
-            name for name in wanted.keys() & found.keys() if not found[name].is_floating_point()
+            name for name in wanted.keys() & stored.keys() if not stored[name].is_floating_point()
         ),
         "with numbers that are not finite": sorted(
-            name for name in wanted.keys() & found.keys() if not _is_finite(found[name])
+            name for name in wanted.keys() & stored.keys() if not _is_finite(stored[name])
         ),
     }
     described = [f"{what}: {_shorten(names)}" for what, names in problems.items() if names]

@@ -72,8 +72,8 @@ class Bundle:
     @property
     def lineage(self) -> Lineage:
         """The versions that this bundle was made from, by role."""
-        found: Lineage = self.manifest.get("lineage", {})
-        return found
+        lineage: Lineage = self.manifest.get("lineage", {})
+        return lineage
 
     @property
     def started_from(self) -> str | None:
@@ -104,7 +104,9 @@ class Bundle:
     @property
     def base_prefix_version(self) -> str:
         """As `prefix_version`, of the decoder without its adapter: equal for a parent and its adapters."""
-        base = {name: one for name, one in self._files_in("decoder").items() if name not in self._files_in(_ADAPTER)}
+        base = {
+            name: digest for name, digest in self._files_in("decoder").items() if name not in self._files_in(_ADAPTER)
+        }
         return json.dumps([self.weight_kind, base], sort_keys=True) if base else self.version
 
     @property
@@ -124,15 +126,15 @@ class Bundle:
 
         `model`, the checkpoint's dtype, unless an optimisation chose another format.
         """
-        found: str = self.manifest.get("serving", {}).get("weight_kind", "model")
-        return found
+        kind: str = self.manifest.get("serving", {}).get("weight_kind", "model")
+        return kind
 
     def catalogue(self) -> Catalogue:
         path, digest = self._verified(CATALOGUE), self.manifest["files"].get(CATALOGUE, self.version)
-        found = _CATALOGUES.get(digest)
-        if found is None:
-            found = _CATALOGUES[digest] = load_catalogue(path)
-        return found
+        catalogue = _CATALOGUES.get(digest)
+        if catalogue is None:
+            catalogue = _CATALOGUES[digest] = load_catalogue(path)
+        return catalogue
 
     def similar(self, num_items: int) -> SimilarTable:
         """Read the similar items for a catalogue of this size; empty in bundles from before similar items existed."""
@@ -178,7 +180,7 @@ class Bundle:
 
     def _files_in(self, folder: str) -> dict[str, str]:
         """Return the hashes of a folder's files by name."""
-        return {name: one for name, one in self.manifest["files"].items() if name.startswith(f"{folder}/")}
+        return {name: digest for name, digest in self.manifest["files"].items() if name.startswith(f"{folder}/")}
 
     def _verified(self, name: str) -> Path:
         """Return a file or folder of the bundle after verifying it."""

@@ -52,16 +52,16 @@ def _read(bundle: Bundle, file: str, read: Callable[[], Read], notes: list[str])
 def _data(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     data = [manifest.get("data", {}) for manifest in manifests]
     for name in ("events", "users", "items"):
-        yield _number(name, [one.get(f"num_{name}") for one in data])
+        yield _number(name, [section.get(f"num_{name}") for section in data])
     for name in ("oldest", "newest"):
-        yield _named(f"{name} event", [_time(one.get(f"{name}_event_us")) for one in data])
+        yield _named(f"{name} event", [_time(section.get(f"{name}_event_us")) for section in data])
 
 
 def _items(left: Sequence[str] | None, right: Sequence[str] | None) -> Iterator[Row]:
     if left is not None and right is not None:
-        for name, found in (("added", {*right} - {*left}), ("removed", {*left} - {*right})):
-            named = ", ".join(sorted(found)[:_NUM_NAMED]) + (", ..." if len(found) > _NUM_NAMED else "")
-            yield f"items {name}", "", "", f"{len(found):,}{f': {named}' if found else ''}"
+        for name, item_ids in (("added", {*right} - {*left}), ("removed", {*left} - {*right})):
+            named = ", ".join(sorted(item_ids)[:_NUM_NAMED]) + (", ..." if len(item_ids) > _NUM_NAMED else "")
+            yield f"items {name}", "", "", f"{len(item_ids):,}{f': {named}' if item_ids else ''}"
 
 
 def _quality(reports: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -76,14 +76,18 @@ def _quality(reports: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
 
 def _gate(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     forced = [manifest.get("forced") for manifest in manifests]
-    yield _named("published by force", ["; ".join(one) or "no" if one is not None else None for one in forced])
-    yield _number("price of the LLM, NDCG@10 a ms", [one.get("llm_price_ndcg_per_ms") for one in manifests], "g")
+    yield _named(
+        "published by force", ["; ".join(reasons) or "no" if reasons is not None else None for reasons in forced]
+    )
+    yield _number(
+        "price of the LLM, NDCG@10 a ms", [manifest.get("llm_price_ndcg_per_ms") for manifest in manifests], "g"
+    )
     yield _named("the LLM is called for", [_ranges(manifest.get("llm_pays")) for manifest in manifests])
 
 
 def _sizes(bundles: Sequence[Bundle], manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    found = [sum(path.stat().st_size for path in bundle.path.rglob("*") if path.is_file()) for bundle in bundles]
-    yield _number("bytes", found)
+    sizes = [sum(path.stat().st_size for path in bundle.path.rglob("*") if path.is_file()) for bundle in bundles]
+    yield _number("bytes", sizes)
     yield _number("decoder's parameters", [manifest.get("num_parameters") for manifest in manifests])
     yield _named("weights", [bundle.weight_kind for bundle in bundles])
     yield _number("depth of codes", [manifest.get("depth") for manifest in manifests])
@@ -92,12 +96,14 @@ def _sizes(bundles: Sequence[Bundle], manifests: Sequence[Mapping[str, Any]]) ->
 def _origin(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     lineages = [manifest.get("lineage", {}) for manifest in manifests]
     for name in ("started_from", "compared_with", "reference"):
-        yield _named(name.replace("_", " "), [one.get("parents", {}).get(name) for one in lineages])
-    yield _named("items added to", [one.get("items_added_to") for one in lineages])
-    yield _named("optimised from", [one.get("optimised_from") for one in lineages])
+        yield _named(name.replace("_", " "), [lineage.get("parents", {}).get(name) for lineage in lineages])
+    yield _named("items added to", [lineage.get("items_added_to") for lineage in lineages])
+    yield _named("optimised from", [lineage.get("optimised_from") for lineage in lineages])
     for name in ("events.parquet", "dislikes.parquet", "items.parquet"):
-        yield _named(f"hash of {name}", [(one.get("data", {}).get(name) or "")[:12] or None for one in lineages])
-    yield _named("hash of the sources", [one.get("code") for one in lineages])
+        yield _named(
+            f"hash of {name}", [(lineage.get("data", {}).get(name) or "")[:12] or None for lineage in lineages]
+        )
+    yield _named("hash of the sources", [lineage.get("code") for lineage in lineages])
 
 
 def _options(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:

@@ -88,7 +88,7 @@ class BundleFollower(Generic[Loaded]):
         try:
             if (record := self._record()) is None:
                 return
-            self._failed = {version: one for version, one in self._failed.items() if version in record.serving}
+            self._failed = {version: failure for version, failure in self._failed.items() if version in record.serving}
             self._settle(record, self.serving.loaded)
             for version in record.serving:
                 if version not in self.serving.loaded and self._is_due(version):
@@ -127,7 +127,7 @@ class BundleFollower(Generic[Loaded]):
         """Hand over the loaded versions that serve by this record, if they differ from the last handover."""
         live = record.live if record.live in loaded else self.serving.live
         canary = record.canary if record.canary is not None and record.canary.version in loaded else None
-        kept = {version: one for version, one in loaded.items() if version == live or version in record.serving}
+        kept = {version: bundle for version, bundle in loaded.items() if version == live or version in record.serving}
         if (live, canary, kept.keys()) != (self.serving.live, self.serving.canary, self.serving.loaded.keys()):
             self.serving = Serving(live, canary, kept)
             self._hand_over(self.serving)

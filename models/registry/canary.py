@@ -34,8 +34,8 @@ def check_stages(stages: Sequence[CanaryStage]) -> tuple[CanaryStage, ...]:
     if not 1 <= len(stages) <= MAX_STAGES:
         raise InvalidRequest("stages", f"{len(stages)} stages are out of range", f"give 1 to {MAX_STAGES}")
     least = 0.0
-    for place, stage in enumerate(stages):
-        where = f"stages[{place}]"
+    for index, stage in enumerate(stages):
+        where = f"stages[{index}]"
         if not 0 < stage.share <= 1:
             raise InvalidRequest(
                 f"{where}.share", f"{stage.share:.4g} is out of range", "give above 0 (0%) to 1 (100%)"
@@ -92,12 +92,12 @@ class Canary:
 
     def share_at(self, now_ms: float) -> float:
         """Return the fraction of users who get the candidate at this time (Unix ms)."""
-        place = self.stage if now_ms >= self.since_ms else self.stage - 1
-        return self.stages[place].share if place >= 0 else 0.0
+        stage = self.stage if now_ms >= self.since_ms else self.stage - 1
+        return self.stages[stage].share if stage >= 0 else 0.0
 
-    def takes(self, place: float, now_ms: float) -> bool:
+    def takes(self, position: float, now_ms: float) -> bool:
         """Whether the user or session with this hash position in [0, 1) gets the candidate at this time (Unix ms)."""
-        return place < self.share_at(now_ms)
+        return position < self.share_at(now_ms)
 
     @property
     def is_last_stage(self) -> bool:

@@ -134,26 +134,28 @@ class NameRecord:
         """
         live, by, at = left[0].version, left[0].by, left[0].at
         moved = self._move(candidate, seen=live, force=force, move=("rollback", by, at))
-        gone = {one.version: one for one in left if one.version not in self.withdrawn}
-        instead = ReferenceVersion(version=candidate.version, by=by, at=at) if reference in gone else self.reference
-        return replace(moved, withdrawn={**moved.withdrawn, **gone}, reference=instead)
+        withdrawn = {withdrawal.version: withdrawal for withdrawal in left if withdrawal.version not in self.withdrawn}
+        instead = (
+            ReferenceVersion(version=candidate.version, by=by, at=at) if reference in withdrawn else self.reference
+        )
+        return replace(moved, withdrawn={**moved.withdrawn, **withdrawn}, reference=instead)
 
     def withdraw(self, left: Sequence[Withdrawal]) -> "NameRecord":
         """Return the record with a version and its descendants withdrawn.
 
         Raises BundleNotFound if one of them is live; a rollback withdraws a live version.
         """
-        first, gone = left[0], {one.version: one for one in left}
-        if self.live in gone:
+        first, withdrawn = left[0], {withdrawal.version: withdrawal for withdrawal in left}
+        if self.live in withdrawn:
             what = "is live" if first.version == self.live else f"is what {self.live}, which is live, was made from"
             raise BundleNotFound(f"{first.version} {what}: `tailrace rollback` withdraws it and makes another live")
-        reference = self.reference if self.reference is None or self.reference.version not in gone else None
+        reference = self.reference if self.reference is None or self.reference.version not in withdrawn else None
         note = ": ".join(filter(None, (first.version, first.reason)))
         return replace(
             self,
-            withdrawn={**self.withdrawn, **gone},
+            withdrawn={**self.withdrawn, **withdrawn},
             reference=reference,
-            canary=None if self.canary is not None and self.canary.version in gone else self.canary,
+            canary=None if self.canary is not None and self.canary.version in withdrawn else self.canary,
             history=self._with(Move(act="withdraw", version=self.live, by=first.by, at=first.at, note=note)),
         )
 
@@ -250,7 +252,7 @@ class NameRecord:
 
         Raises BundleCorrupt for a record that readers would reject.
         """
-        withdrawn = {version: _without_version(one) for version, one in self.withdrawn.items()}
+        withdrawn = {version: _without_version(withdrawal) for version, withdrawal in self.withdrawn.items()}
         fields = asdict(replace(self, withdrawn={})) | {"withdrawn": withdrawn, "nonce": uuid.uuid4().hex}
         content = json.dumps(fields, indent=1).encode() + b"\n"
         decode(content, _StoredRecord, "record")
@@ -304,7 +306,10 @@ def decode_record(content: bytes, where: str) -> NameRecord:
             owner=stored.owner,
             reference=stored.reference,
             canary=None if stored.canary is None else stored.canary.checked(),
-            withdrawn={version: Withdrawal(version=version, **dict(one)) for version, one in stored.withdrawn.items()},
+            withdrawn={
+                version: Withdrawal(version=version, **dict(withdrawal))
+                for version, withdrawal in stored.withdrawn.items()
+            },
             history=tuple(stored.history),
         )
     except InvalidRequest as error:
@@ -328,5 +333,5 @@ def check_name(name: str) -> str:
     return name
 
 
-def _without_version(one: Withdrawal) -> dict[str, str]:
-    return {key: value for key, value in asdict(one).items() if key != "version"}
+def _without_version(withdrawal: Withdrawal) -> dict[str, str]:
+    return {key: value for key, value in asdict(withdrawal).items() if key != "version"}

@@ -59,7 +59,7 @@ class ReleaseReport:
     def encode(self) -> str:
         """Return the document in strict JSON; a long reason is truncated, and non-finite numbers are null."""
         plain = asdict(self) | {"reason": self.reason[:_MAX_REASON_CHARS]}
-        guards = [{name: _finite(value) for name, value in one.items()} for one in plain["guards"]]
+        guards = [{name: _finite(value) for name, value in guard.items()} for guard in plain["guards"]]
         return json.dumps(plain | {"guards": guards}, separators=(",", ":"), allow_nan=False)
 
     @classmethod

@@ -298,8 +298,8 @@ class BundleStore:
         if target == seen.live:
             raise BundleNotFound(f"{seen.live} is already live; name another version to go back to")
         candidate, reference = self._candidate(target, None), self.reference()
-        gone = self._left_behind(seen.live, target, trainings)
-        left, measured_by = self._withdrawals(gone, by, reason), None if reference is None else reference.version
+        affected = self._left_behind(seen.live, target, trainings)
+        left, measured_by = self._withdrawals(affected, by, reason), None if reference is None else reference.version
         try:
             self._move_to(
                 target, lambda record: record.roll_back(candidate, left=left, reference=measured_by, force=force)
@@ -414,8 +414,8 @@ class BundleStore:
             record = named.record()
             target = named._last_served(record, trainings)
             may_serve = record.spared | ({target} if target is not None else set())
-            spared |= may_serve | {trainings.weights(one) for one in may_serve}
-            spared |= {start for one in may_serve if (start := self._started_from(one)) is not None}
+            spared |= may_serve | {trainings.weights(version) for version in may_serve}
+            spared |= {start for version in may_serve if (start := self._started_from(version)) is not None}
             if reference := named.reference():
                 spared.add(reference.version)
         if not self.names() and (reference := self.reference()):
@@ -431,7 +431,7 @@ class BundleStore:
             return record.previous
         versions = self.versions()
         before = versions[: versions.index(record.live)] if record.live in versions else []
-        earlier = [one for one in reversed(before) if one not in record.withdrawn]
+        earlier = [version for version in reversed(before) if version not in record.withdrawn]
         return (
             self._last_served(record, trainings)
             or self._first_kept(earlier, record, trainings)
@@ -440,27 +440,32 @@ class BundleStore:
 
     def _last_served(self, record: NameRecord, trainings: Trainings) -> str | None:
         served = [record.previous, *(move.version for move in reversed(record.history))]
-        return self._first_kept([one for one in served if one is not None], record, trainings)
+        return self._first_kept([version for version in served if version is not None], record, trainings)
 
     def _first_kept(self, versions: Sequence[str], record: NameRecord, trainings: Trainings) -> str | None:
         """Return the first version that exists, is not withdrawn, and has weights other than the live version's."""
         live = None if record.live is None else trainings.weights(record.live)
         present = set(self.versions()) - record.withdrawn.keys()
-        return next((one for one in versions if one in present and trainings.weights(one) != live), None)
+        return next(
+            (version for version in versions if version in present and trainings.weights(version) != live), None
+        )
 
     def _left_behind(self, live: str, target: str, trainings: Trainings) -> list[str]:
         """Return the versions that a rollback from `live` to `target` withdraws, the live version first."""
         versions, first = self.versions(), trainings.weights(live)
         if trainings.weights(target) == first or first in trainings.ancestors(target):
-            gone = trainings.descendants(live, versions)
+            affected = trainings.descendants(live, versions)
         else:
-            gone = [one for one in (first, *trainings.descendants(first, versions)) if one in versions]
+            affected = [version for version in (first, *trainings.descendants(first, versions)) if version in versions]
         kept = {live, target, *trainings.ancestors(target)}
-        return [live, *(one for one in gone if one not in kept)]
+        return [live, *(version for version in affected if version not in kept)]
 
     def _withdrawals(self, versions: Sequence[str], by: str, reason: str) -> list[Withdrawal]:
         at = _now()
-        return [Withdrawal(version=one, by=by, at=at, reason=reason, content=self._content(one)) for one in versions]
+        return [
+            Withdrawal(version=version, by=by, at=at, reason=reason, content=self._content(version))
+            for version in versions
+        ]
 
     def _trainings(self) -> Trainings:
         """Return the descent of versions; manifests are read lazily."""

@@ -65,7 +65,7 @@ class Trainings:
         return set(self._ancestors(version))
 
     def descendants(self, version: str, among: Sequence[str]) -> list[str]:
-        return [one for one in among if one != version and version in self.ancestors(one)]
+        return [other for other in among if other != version and version in self.ancestors(other)]
 
     def kept(self, versions: Sequence[str], num: int) -> set[str]:
         """Return the versions to keep, oldest first.
@@ -73,21 +73,21 @@ class Trainings:
         Kept are, for each group of the newest `num` trainings, the first and the newest versions. Versions with an
         unreadable manifest do not count as trainings, and are kept while newer than the oldest kept training.
         """
-        known = [one for one in versions if self.lineage(one) is not None]
-        trainings = list(dict.fromkeys(self.training(one) for one in known))[-num:]
+        known = [version for version in versions if self.lineage(version) is not None]
+        trainings = list(dict.fromkeys(self.training(version) for version in known))[-num:]
         groups: dict[str, list[str]] = {}
-        for one in known:
-            if self.training(one) in trainings:
-                groups.setdefault(self.weights(one), []).append(one)
-        kept = {one for group in groups.values() for one in (*group[:1], *group[-NUM_ADDITIONS_KEPT:])}
-        oldest = min((versions.index(one) for one in kept), default=0)
-        return kept | {one for one in versions[oldest:] if self.lineage(one) is None}
+        for version in known:
+            if self.training(version) in trainings:
+                groups.setdefault(self.weights(version), []).append(version)
+        kept = {version for group in groups.values() for version in (*group[:1], *group[-NUM_ADDITIONS_KEPT:])}
+        oldest = min((versions.index(version) for version in kept), default=0)
+        return kept | {version for version in versions[oldest:] if self.lineage(version) is None}
 
     def _first(self, version: str, recorded: str, before: Callable[[Lineage], str | None]) -> str:
         passed = {version}
         while (lineage := self.lineage(version)) is not None:
-            if found := lineage.get(recorded):
-                return found
+            if origin := lineage.get(recorded):
+                return origin
             parent = before(lineage)
             if parent is None or parent in passed:
                 break
@@ -100,7 +100,7 @@ class Trainings:
         while left:
             lineage = self.lineage(left.pop()) or {}
             for name in ("items_added_to", "weights_of", "optimised_from", "training"):
-                if (found := lineage.get(name)) and found not in passed:
-                    passed.add(found)
-                    left.append(found)
-                    yield found
+                if (ancestor := lineage.get(name)) and ancestor not in passed:
+                    passed.add(ancestor)
+                    left.append(ancestor)
+                    yield ancestor

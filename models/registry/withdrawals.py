@@ -58,15 +58,19 @@ def refuse(
 ) -> None:
     """Raise BundleWithdrawn if this version, an identical version, or one of its ancestors is withdrawn."""
     content = content_of(files)
-    same = records.get(version) or next((one for one in records.values() if one.content == content), None)
-    parent = next((one for name, one in records.items() if name in ancestors), None)
-    if (found := same or parent) is not None:
-        twin = "" if found.version == version else f"{version} is identical to {found.version}: "
-        twin = twin if same is not None else f"{version} was made from {found.version}: "
-        raise BundleWithdrawn(f"{twin}{found.describe()}; --force promotes it anyway")
+    same = records.get(version) or next(
+        (withdrawal for withdrawal in records.values() if withdrawal.content == content), None
+    )
+    parent = next((withdrawal for name, withdrawal in records.items() if name in ancestors), None)
+    if (withdrawal := same or parent) is not None:
+        twin = "" if withdrawal.version == version else f"{version} is identical to {withdrawal.version}: "
+        twin = twin if same is not None else f"{version} was made from {withdrawal.version}: "
+        raise BundleWithdrawn(f"{twin}{withdrawal.describe()}; --force promotes it anyway")
 
 
 def without(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> dict[str, Withdrawal]:
     """Return the withdrawals that concern neither this version nor an identical version."""
     content = content_of(files)
-    return {name: one for name, one in records.items() if name != version and one.content != content}
+    return {
+        name: withdrawal for name, withdrawal in records.items() if name != version and withdrawal.content != content
+    }

@@ -239,7 +239,7 @@ def _list_goes_on(tokens: Sequence[Token], at: int) -> bool:
         return False
     if first[0] in english().disjunctions:
         return True
-    joints = [place for place, word in enumerate(first) if word in english().disjunctions]
+    joints = [index for index, word in enumerate(first) if word in english().disjunctions]
     return bool(joints) and sum(not is_stop(word) and word != "," for word in first[: joints[0]]) <= 3
 
 

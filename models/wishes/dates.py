@@ -24,8 +24,8 @@ class Dates:
 
 def year_in_title(title: str) -> int:
     """Return the year in parentheses at the end of a title; 0 without one."""
-    found = re.search(r"\((\d{4})\)\s*$", title)
-    year = int(found.group(1)) if found else 0
+    match = re.search(r"\((\d{4})\)\s*$", title)
+    year = int(match.group(1)) if match else 0
     return year if MIN_YEAR <= year <= MAX_YEAR else 0
 
 
@@ -122,8 +122,8 @@ def _decade(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
     word = tokens[at + skipped].text
     if word in english().dates["decades"]:
         return 1920 + 10 * english().dates["decades"].index(word), skipped + 1
-    if found := re.fullmatch(r"(\d{2}|\d{4})s", word):
-        number = int(found.group(1))
+    if match := re.fullmatch(r"(\d{2}|\d{4})s", word):
+        number = int(match.group(1))
         if number >= 100:
             return (number // 10 * 10, skipped + 1) if MIN_YEAR <= number <= MAX_YEAR else None
         if number % 10 == 0:

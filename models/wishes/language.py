@@ -55,7 +55,7 @@ class Language:
 def english() -> Language:
     """Return the English language."""
     about = tomllib.loads(files("models.wishes").joinpath("english.toml").read_text(encoding="utf-8"))
-    groups = [(_phrases(one["same"].split(",")), _phrases(one["near"].split(","))) for one in about["synonyms"]]
+    groups = [(_phrases(group["same"].split(",")), _phrases(group["near"].split(","))) for group in about["synonyms"]]
     cues = {tuple(phrase.split()): kind for kind, phrases in about["cues"].items() for phrase in phrases}
     sets = {name: frozenset(words.split()) for name, words in about.items() if isinstance(words, str)}
     del sets["suffixes"], sets["fillers"]
@@ -81,7 +81,7 @@ def _phrases(phrases: Iterable[str]) -> tuple[Phrase, ...]:
 
 
 def _by_first_word(phrases: Iterable[str]) -> Mapping[str, tuple[Phrase, ...]]:
-    found: dict[str, tuple[Phrase, ...]] = {}
+    by_word: dict[str, tuple[Phrase, ...]] = {}
     for phrase in _phrases(phrases):
-        found[phrase[0]] = (*found.get(phrase[0], ()), phrase)
-    return found
+        by_word[phrase[0]] = (*by_word.get(phrase[0], ()), phrase)
+    return by_word

@@ -81,8 +81,8 @@ class Meaning:
         of_values_C = softmax(similar_C / _TEMPERATURE)
         counts = 1 - float(of_values_C[self._is_filler_C].sum())
         sums_V = np.full(len(vocabulary.items), _BACKGROUND, dtype=np.float32)
-        for place in np.flatnonzero(of_values_C > _BACKGROUND / 10).tolist():
-            sums_V[vocabulary.items_of.get(self.values[place], [])] += of_values_C[place]
+        for index in np.flatnonzero(of_values_C > _BACKGROUND / 10).tolist():
+            sums_V[vocabulary.items_of.get(self.values[index], [])] += of_values_C[index]
         return counts, np.log(sums_V) - np.log(sums_V.mean())
 
     @cached_property
@@ -101,7 +101,7 @@ class Meaning:
             items_VD[: len(self.items_VD)] = self.items_VD
             items_VD[list(places)] = as_int8(self.encoder.encode([text_of(item) for item in items]))
         known = set(self.values)
-        fresh = sorted({value for item in items for value in values_of(item)} - known, key=lambda one: one.value)
+        fresh = sorted({value for item in items for value in values_of(item)} - known, key=lambda value: value.value)
         names = self.encoder.encode([value.value for value in fresh[: max(0, MAX_VALUES - len(known))]])
         return Meaning(
             self.encoder,
@@ -145,8 +145,8 @@ def measure(
         progress(start + len(batch), len(encoded), "items encoded")
     names_CD = encoder.encode([value.value for value in values])
     means_CD = np.zeros_like(names_CD)
-    for place, items in enumerate(of_values):
-        means_CD[place] = vectors_RD[np.searchsorted(encoded, items)].mean(axis=0)
+    for index, items in enumerate(of_values):
+        means_CD[index] = vectors_RD[np.searchsorted(encoded, items)].mean(axis=0)
     fillers = english().fillers
     return Meaning(
         encoder,

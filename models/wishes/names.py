@@ -41,22 +41,29 @@ class TermNames:
 
     def _index_single_words(self, names: Sequence[tuple[str, ...]]) -> dict[tuple[str, int], list[str]]:
         """Return the words that name a term by themselves, by first letter and length of stem."""
-        found: dict[tuple[str, int], list[str]] = defaultdict(list)
+        single_words: dict[tuple[str, int], list[str]] = defaultdict(list)
         if len(self.terms) > _MAX_MISTYPED:
-            return found
+            return single_words
         phrases = [phrase for same, _ in english().synonyms for phrase in same]
         for phrase in dict.fromkeys((*names, *phrases)):
             if len(phrase) == 1 and len(phrase[0]) >= _MIN_MISTYPED and (stem(phrase[0]),) in self.phrases:
-                found[phrase[0][0], len(stem(phrase[0]))].append(phrase[0])
-        return found
+                single_words[phrase[0][0], len(stem(phrase[0]))].append(phrase[0])
+        return single_words
 
     def mistyped(self, word: str) -> tuple[Term, float] | None:
         """Return the term that a word names but for one typing error."""
         if len(word) < _MIN_MISTYPED - 1:
             return None
         lengths = range(len(stem(word)) - 2, len(stem(word)) + 3)
-        known = (one for length in lengths for one in self._single_words.get((word[0], length), ()))
-        match = next((one for one in known if is_one_error(word, one) or is_one_error(stem(word), stem(one))), None)
+        known = (candidate for length in lengths for candidate in self._single_words.get((word[0], length), ()))
+        match = next(
+            (
+                candidate
+                for candidate in known
+                if is_one_error(word, candidate) or is_one_error(stem(word), stem(candidate))
+            ),
+            None,
+        )
         return None if match is None else self.phrases[(stem(match),)]
 
     def abbreviation(self, words: Sequence[str]) -> Term | None:
@@ -75,24 +82,24 @@ def is_name(value: str) -> bool:
 
 
 def _phrases_of(names: dict[Term, tuple[str, ...]]) -> dict[tuple[str, ...], tuple[Term, float]]:
-    found: dict[tuple[str, ...], tuple[Term, float]] = {}
+    terms: dict[tuple[str, ...], tuple[Term, float]] = {}
     num_names = Counter(stem(word) for words in names.values() for word in set(words))
     for term, words in names.items():
-        found.setdefault(stems(words), (term, 1.0))
+        terms.setdefault(stems(words), (term, 1.0))
         if 1 < len(words) <= 3:
-            found.setdefault(("".join(words),), (term, 1.0))
+            terms.setdefault(("".join(words),), (term, 1.0))
             for word in words:
                 if num_names[stem(word)] == 1 and len(word) >= _SHORT and not is_stop(word):
-                    found.setdefault((stem(word),), (term, 1.0))
-    _add_synonyms(found)
-    return {phrase: term for phrase, term in found.items() if phrase}
+                    terms.setdefault((stem(word),), (term, 1.0))
+    _add_synonyms(terms)
+    return {phrase: term for phrase, term in terms.items() if phrase}
 
 
-def _add_synonyms(found: dict[tuple[str, ...], tuple[Term, float]]) -> None:
+def _add_synonyms(terms: dict[tuple[str, ...], tuple[Term, float]]) -> None:
     """Let each group of synonyms name the value that one of its phrases names."""
     for same, near in english().synonyms:
-        named = [found[phrase][0] for phrase in map(stems, same) if phrase in found and found[phrase][1] == 1]
+        named = [terms[phrase][0] for phrase in map(stems, same) if phrase in terms and terms[phrase][1] == 1]
         if named:
             for phrases, certainty in ((same, _SAME), (near, _NEAR)):
                 for phrase in phrases:
-                    found.setdefault(stems(phrase), (named[0], certainty))
+                    terms.setdefault(stems(phrase), (named[0], certainty))

@@ -104,7 +104,7 @@ class Reader:
 
     def with_items(self, items: Sequence[WishItem]) -> "Reader":
         """Return a reader that knows these items too: a known id is replaced, other items follow in the given order."""
-        place_of = {item.item_id: place for place, item in enumerate(self.vocabulary.items)}
+        place_of = {item.item_id: index for index, item in enumerate(self.vocabulary.items)}
         changed = {place_of.setdefault(item.item_id, len(place_of)): item for item in items}
         vocabulary, meaning = self.vocabulary.with_items(changed), self.meaning
         if meaning is not None and changed:
@@ -130,56 +130,56 @@ class Reader:
 
     def parts_of(self, wants: Wants) -> Parts:
         """Return the parts of what a wish wants and refuses."""
-        found = _Sum(self.num_items)
-        self._add_values(wants, found)
-        self._add_dates(wants, found)
-        liked = self._add_examples(wants, found)
-        reader = "keywords" if found.scores or found.exclusions else ""
-        self._add_words(wants, found)
-        if self.meaning is not None and self._add_meaning(self.meaning, wants, found):
+        total = _Sum(self.num_items)
+        self._add_values(wants, total)
+        self._add_dates(wants, total)
+        liked = self._add_examples(wants, total)
+        reader = "keywords" if total.scores or total.exclusions else ""
+        self._add_words(wants, total)
+        if self.meaning is not None and self._add_meaning(self.meaning, wants, total):
             reader = "encoder"
-        reader = reader or ("keywords" if found.scores else "")
-        has_mask = bool(found.exclusions) and not found.excluded_V.all()
+        reader = reader or ("keywords" if total.scores else "")
+        has_mask = bool(total.exclusions) and not total.excluded_V.all()
         return Parts(
-            ReadTerms(tuple(found.must), tuple(found.must_not), liked, reader),
-            {name: scores_V for name, scores_V in found.scores.items() if scores_V.any()},
-            found.excluded_V if has_mask else None,
-            tuple(found.exclusions),
+            ReadTerms(tuple(total.must), tuple(total.must_not), liked, reader),
+            {name: scores_V for name, scores_V in total.scores.items() if scores_V.any()},
+            total.excluded_V if has_mask else None,
+            tuple(total.exclusions),
         )
 
-    def _add_values(self, wants: Wants, found: "_Sum") -> None:
+    def _add_values(self, wants: Wants, total: "_Sum") -> None:
         for term, (polarity, weight) in wants.values.items():
             mask_V = self.vocabulary.mask_of(term)
             if polarity in _WANTED:
-                found.add("value", weight * mask_V)
-                found.must.append(term.value)
+                total.add("value", weight * mask_V)
+                total.must.append(term.value)
             elif polarity == Polarity.AVOID and weight >= CERTAIN:
-                found.exclude(mask_V, term.value, Exclusion(term.attribute, (term.value,)))
+                total.exclude(mask_V, term.value, Exclusion(term.attribute, (term.value,)))
             else:
-                found.add("less_value", -weight * mask_V)
+                total.add("less_value", -weight * mask_V)
 
-    def _add_dates(self, wants: Wants, found: "_Sum") -> None:
+    def _add_dates(self, wants: Wants, total: "_Sum") -> None:
         for polarity, dates, weight in wants.dates:
             fits_V = self.vocabulary.dates_scores(dates)
             if polarity in _WANTED:
-                found.add("date", weight * fits_V)
-                found.must.append(dates.label)
+                total.add("date", weight * fits_V)
+                total.must.append(dates.label)
             elif polarity == Polarity.AVOID and not dates.relative:
-                found.exclude(fits_V > 0, dates.label, Exclusion(YEAR, (), dates.first, dates.last))
+                total.exclude(fits_V > 0, dates.label, Exclusion(YEAR, (), dates.first, dates.last))
             else:
-                found.add("less_value", -weight * fits_V)
+                total.add("less_value", -weight * fits_V)
 
-    def _add_examples(self, wants: Wants, found: "_Sum") -> tuple[str, ...]:
+    def _add_examples(self, wants: Wants, total: "_Sum") -> tuple[str, ...]:
         liked = []
         for item, (polarity, weight) in wants.examples.items():
             near_V = self._near(item)
             if polarity in _LIKED:
-                found.add("liked", weight * near_V)
+                total.add("liked", weight * near_V)
                 liked.append(self.vocabulary.items[item].title)
             else:
-                found.add("less_liked", -weight * near_V)
+                total.add("less_liked", -weight * near_V)
         for item in wants.titles:
-            found.add("value", np.eye(1, self.num_items, item, dtype=np.float32)[0])
+            total.add("value", np.eye(1, self.num_items, item, dtype=np.float32)[0])
         return tuple(liked)
 
     def _near(self, item: int) -> np.ndarray:
@@ -196,35 +196,35 @@ class Reader:
         near_V[item] = 0
         return near_V
 
-    def _add_words(self, wants: Wants, found: "_Sum") -> None:
+    def _add_words(self, wants: Wants, total: "_Sum") -> None:
         """Raise the items that have all other words of a clause; next to named values, words count little."""
-        beside = _BESIDE if found.scores else 1.0
+        beside = _BESIDE if total.scores else 1.0
         for polarity, words, weight in wants.words:
             scores_V = self.vocabulary.words_scores(words)
             if scores_V is not None and polarity in _WANTED:
-                found.add("word", beside * weight * scores_V**2)
+                total.add("word", beside * weight * scores_V**2)
 
-    def _add_meaning(self, meaning: Meaning, wants: Wants, found: "_Sum") -> bool:
+    def _add_meaning(self, meaning: Meaning, wants: Wants, total: "_Sum") -> bool:
         """Add the meaning of clauses with other words; return whether there are any."""
         if not wants.clauses:
             return False
         read = meaning.read([text for _, text, _ in wants.clauses], self.vocabulary)
         for (polarity, _, weight), by_value_V, by_text_V in zip(wants.clauses, *read, strict=True):
             if polarity in _LIKED:
-                found.add("meaning", weight * by_value_V)
-                found.add("text", weight * by_text_V)
+                total.add("meaning", weight * by_value_V)
+                total.add("text", weight * by_text_V)
             else:
-                found.add("less_meaning", -weight * np.maximum(by_value_V, 0))
+                total.add("less_meaning", -weight * np.maximum(by_value_V, 0))
         return True
 
 
 def _vocabulary_of(texts: ItemTexts) -> Vocabulary:
     """Return the vocabulary of a catalogue's texts, which bundles with equal texts share."""
-    found = _VOCABULARIES.get(texts)
-    if found is None:
+    vocabulary = _VOCABULARIES.get(texts)
+    if vocabulary is None:
         rows = zip(texts.item_ids, texts.titles, texts.categories, strict=True)
-        found = _VOCABULARIES[texts] = Vocabulary([WishItem(*row) for row in rows])
-    return found
+        vocabulary = _VOCABULARIES[texts] = Vocabulary([WishItem(*row) for row in rows])
+    return vocabulary
 
 
 class _Sum:
@@ -257,7 +257,7 @@ def load_weights(folder: Path) -> Weights:
     path = folder / ABOUT
     if not path.exists():
         return Weights()
-    known = {one.name for one in fields(Weights)}
+    known = {field.name for field in fields(Weights)}
     about, _ = decode(path.read_bytes(), _About, str(path))
     return Weights(**{name: weight for name, weight in about.weights.items() if name in known})
 

@@ -24,7 +24,7 @@ def num_undoing(tokens: Sequence[Token], at: int) -> int:
 
 def num_label(tokens: Sequence[Token], at: int) -> int:
     """Return the length of a label of dislikes and its colon at a token: "Don't want:"; 0 without one."""
-    words = [token.text for token in itertools.takewhile(lambda one: one.is_word, tokens[at : at + _MAX_LABEL])]
+    words = [token.text for token in itertools.takewhile(lambda token: token.is_word, tokens[at : at + _MAX_LABEL])]
     if texts_of(tokens, at + len(words), 1) != (":",) or not any(word in english().labels for word in words):
         return 0
     return len(words) + 1 if all(word in english().labels or is_stop(word) for word in words) else 0
@@ -63,7 +63,7 @@ def num_behind(tokens: Sequence[Token], begun: int, at: int) -> int:
 
 def _answer(tokens: Sequence[Token], at: int) -> int:
     """Return the length of a mark and the refusal after it: "horror? no way"; after a full stop of several words."""
-    first = next((place for place in range(at, len(tokens)) if tokens[place].is_word), len(tokens))
+    first = next((index for index in range(at, len(tokens)) if tokens[index].is_word), len(tokens))
     answer = words_until_end(tokens, first)
     is_answer = tuple(answer) in english().answers
     is_sentence = tokens[at].text == "." and texts_of(tokens, at + 1, 1) != (".",)
@@ -97,7 +97,7 @@ def _links(word: str) -> bool:
 
 def words_until_end(tokens: Sequence[Token], at: int) -> list[str]:
     """Return the words from a token to the end of its clause."""
-    end = next((place for place in range(at, len(tokens)) if _is_end(tokens[place])), len(tokens))
+    end = next((index for index in range(at, len(tokens)) if _is_end(tokens[index])), len(tokens))
     return [token.text for token in tokens[at:end]]
 
 

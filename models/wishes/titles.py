@@ -46,11 +46,11 @@ class Titles:
         """Return the first item with the longest title at a token, and the number of tokens."""
         words: list[str] = []
         ends: list[int] = []
-        for place in range(at, len(tokens)):
-            if tokens[place].is_word:
-                words.append(tokens[place].text)
-                ends.append(place + 1 - at)
-            elif tokens[place].text == "\n":
+        for index in range(at, len(tokens)):
+            if tokens[index].is_word:
+                words.append(tokens[index].text)
+                ends.append(index + 1 - at)
+            elif tokens[index].text == "\n":
                 break
             if len(words) == self._longest:
                 break
@@ -68,13 +68,13 @@ def _counts(tokens: Sequence[Token], at: int, length: int, before: Sequence[Toke
     is_capital = all(token.is_capital for token in content) and title[0].is_capital
     is_example = _follows_example(before)
     if len(content) >= 2 or (len(title) >= 3 and is_example):
-        return is_capital or is_example or not any(certainty(tokens, place) == 1 for place in range(at, at + length))
+        return is_capital or is_example or not any(certainty(tokens, index) == 1 for index in range(at, at + length))
     if length == sum(token.is_word for token in tokens):
         return bool(content) and not certainty(tokens, at)
     ends = at + length == len(tokens) or not tokens[at + length].is_word
     if is_example:
         return is_capital or (ends and certainty(tokens, at) < 1)
-    named = max(certainty(tokens, place) for place in range(at, at + length))
+    named = max(certainty(tokens, index) for index in range(at, at + length))
     return _stands_out(tokens, at, length, content, ends=ends) and named < (1.0 if length > 1 else 0.1)
 
 

@@ -105,8 +105,8 @@ class Vocabulary:
 
     def words_scores(self, words: Sequence[str]) -> np.ndarray | None:
         """Return (V,) float32 from 0 to 1: the share of these words, by rarity, in each item's title and attributes."""
-        found = [items for word in words if not is_stop(word) and (items := self._words.get(stem(word))) is not None]
-        known = [(items, np.log(1 + len(self.items) / len(items))) for items in found]
+        postings = [items for word in words if not is_stop(word) and (items := self._words.get(stem(word))) is not None]
+        known = [(items, np.log(1 + len(self.items) / len(items))) for items in postings]
         if not known:
             return None
         scores_V = np.zeros(len(self.items), dtype=np.float32)
@@ -157,17 +157,17 @@ def _changed(
 ) -> Mapping[Key, np.ndarray]:
     """Return each key's items, rising, after some items changed."""
     removed, added = _by_key(before, keys_of), _by_key(after, keys_of)
-    found = dict(items_of)
+    updated = dict(items_of)
     for key in removed:
-        found[key] = np.setdiff1d(found[key], removed[key], assume_unique=True)
+        updated[key] = np.setdiff1d(updated[key], removed[key], assume_unique=True)
     for key, indices in added.items():
-        found[key] = np.union1d(found[key], indices) if key in found else np.array(indices)
-    return {key: indices for key, indices in found.items() if len(indices)} if removed else found
+        updated[key] = np.union1d(updated[key], indices) if key in updated else np.array(indices)
+    return {key: indices for key, indices in updated.items() if len(indices)} if removed else updated
 
 
 def _by_key(items: Mapping[int, WishItem], keys_of: Callable[[WishItem], Iterable[Key]]) -> dict[Key, list[int]]:
-    found: dict[Key, list[int]] = defaultdict(list)
+    by_key: dict[Key, list[int]] = defaultdict(list)
     for index in sorted(items):
         for key in dict.fromkeys(keys_of(items[index])):  # in their own order, so that equal runs make equal files
-            found[key].append(index)
-    return found
+            by_key[key].append(index)
+    return by_key

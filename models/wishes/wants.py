@@ -52,8 +52,8 @@ class Wants:
 def read_wants(vocabulary: Vocabulary, text: str, earlier: Sequence[str], factor: float) -> Wants:
     """Read a wish after earlier wishes; each later wish multiplies the weights of earlier ones by `factor`."""
     wants = Wants()
-    for one in (*earlier, text):
-        wants = _read(vocabulary, one[:MAX_CHARS], wants.aged(factor))
+    for wish in (*earlier, text):
+        wants = _read(vocabulary, wish[:MAX_CHARS], wants.aged(factor))
     return wants
 
 
@@ -70,7 +70,7 @@ def add_clauses(
     parts = [part for clause in given for part in _parts(vocabulary, clause)]
     clauses = [_read_clause(vocabulary, part) for part in parts]
     if any(clause.is_replacement and clause.wants for clause in clauses):
-        wants.values = {term: one for term, one in wants.values.items() if one[0] != Polarity.WANT}
+        wants.values = {term: want for term, want in wants.values.items() if want[0] != Polarity.WANT}
     if any(clause.dates for clause in clauses):
         wants.dates = []
     certainties: dict[Term, float] = {}
@@ -126,22 +126,22 @@ def _read_clause(vocabulary: Vocabulary, clause: ClauseOfWish) -> _Clause:
     tokens, at = clause.tokens, 0
     polarity = {Polarity.LIKE: Polarity.WANT, Polarity.UNLIKE: Polarity.LESS}.get(clause.polarity, clause.polarity)
     of_items = Polarity.UNLIKE if clause.polarity in (Polarity.AVOID, Polarity.LESS) else clause.polarity
-    found = _Clause(polarity, of_items, clause.is_replacement)
+    content = _Clause(polarity, of_items, clause.is_replacement)
     left: list[Token] = []
     while at < len(tokens):
         if tokens[at].item >= 0:
-            found.items.append(tokens[at].item)
+            content.items.append(tokens[at].item)
             at += 1
         elif (term := vocabulary.find_term(tokens, at)) is not None:
-            found.values[term[0]] = max(term[1], found.values.get(term[0], 0.0))
+            content.values[term[0]] = max(term[1], content.values.get(term[0], 0.0))
             left.extend(tokens[at : at + term[2]] if term[1] < 1 else ())
             at += term[2]
         elif (dates := find_dates(tokens, at)) is not None:
-            found.dates.append(dates[0])
+            content.dates.append(dates[0])
             at += dates[1]
         else:
             left.append(tokens[at])
             at += 1
-    found.left = tuple(token.text for token in left if token.is_word and not is_stop(token.text))
-    found.text = " ".join(token.text for token in tokens if token.item < 0 and token.text != '"')
-    return found
+    content.left = tuple(token.text for token in left if token.is_word and not is_stop(token.text))
+    content.text = " ".join(token.text for token in tokens if token.item < 0 and token.text != '"')
+    return content

@@ -51,17 +51,17 @@ def tokens_of(text: str) -> list[Token]:
         plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
     plain = _QUOTED.sub(r' without "\1";', _FIELD.sub(r"\1", plain))
     excludes = _minus_signs(plain)
-    found: list[Token] = []
+    tokens: list[Token] = []
     for match in _TOKEN.finditer(plain):
         raw = match.group()
         if not raw[0].isalnum():
-            found.append(Token(":" if raw == "=" else raw, is_word=False))
+            tokens.append(Token(":" if raw == "=" else raw, is_word=False))
             continue
         if excludes(match.start()):
-            found.append(Token(MINUS))
+            tokens.append(Token(MINUS))
         is_joined = match.start() > 1 and plain[match.start() - 1] == "-" and not plain[match.start() - 2].isspace()
-        found.extend(Token(word, True, raw[0].isupper(), is_joined) for word in _expanded(raw.casefold()))
-    return found
+        tokens.extend(Token(word, True, raw[0].isupper(), is_joined) for word in _expanded(raw.casefold()))
+    return tokens
 
 
 def _minus_signs(text: str) -> Callable[[int], bool]:
@@ -128,7 +128,7 @@ def is_one_error(word: str, other: str) -> bool:
     short, long = sorted((word, other), key=len)
     if word == other or len(short) < _MIN_STEM or len(long) - len(short) > 1:
         return False
-    at = next((place for place, letter in enumerate(short) if letter != long[place]), len(short))
+    at = next((index for index, letter in enumerate(short) if letter != long[index]), len(short))
     if len(short) < len(long):
         return short[at:] == long[at + 1 :]
     return short[at + 1 :] == long[at + 1 :] or short[at:] == long[at + 1 : at + 2] + long[at] + long[at + 2 :]

@@ -78,7 +78,7 @@ def texts_of(items: pl.DataFrame) -> list[str]:
 
 def texts_in(catalogue: Catalogue) -> list[str]:
     """Join title and categories of each item of a bundle, which has no other text of the items."""
-    return [text_of(*one) for one in zip(catalogue.titles, catalogue.item_ids, catalogue.categories, strict=True)]
+    return [text_of(*item) for item in zip(catalogue.titles, catalogue.item_ids, catalogue.categories, strict=True)]
 
 
 def save_texts(texts: Sequence[str], tokenized: Path) -> None:

@@ -58,8 +58,8 @@ def fit_level(residuals_ND: np.ndarray, size: int, seed: int) -> CodeLevel:
         sample = sample[rng.choice(len(sample), size * _SAMPLES_PER_CODE, replace=False)]
     with threadpool_limits(1), warnings.catch_warnings():  # one thread: sums in one order everywhere
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different residuals than codes leave codes dead
-        found = KMeans(size, init="k-means++", n_init=_STARTS, max_iter=_ITERATIONS, random_state=seed).fit(sample)
-    return _balanced(np.ascontiguousarray(found.cluster_centers_, dtype=np.float32), sample)
+        clustering = KMeans(size, init="k-means++", n_init=_STARTS, max_iter=_ITERATIONS, random_state=seed).fit(sample)
+    return _balanced(np.ascontiguousarray(clustering.cluster_centers_, dtype=np.float32), sample)
 
 
 def _balanced(centroids_SD: np.ndarray, sample_ND: np.ndarray) -> CodeLevel:

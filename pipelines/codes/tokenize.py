@@ -162,8 +162,8 @@ def describe_codes(tokenized: Path) -> str:
 
 def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.DataFrame:
     """Join each row with the history as of its time, empty for a user that the store does not have."""
-    found = read_histories(rows.select("user_id", "event_timestamp").unique(maintain_order=True))
-    answer = found.select("user_id", "event_timestamp", "history_item_ids")
+    histories = read_histories(rows.select("user_id", "event_timestamp").unique(maintain_order=True))
+    answer = histories.select("user_id", "event_timestamp", "history_item_ids")
     joined = rows.join(answer, on=["user_id", "event_timestamp"], how="left", maintain_order="left")
     return joined.with_columns(pl.col("history_item_ids").fill_null([]))
 
@@ -189,7 +189,7 @@ def with_labels(examples: pl.DataFrame, as_of: pl.Series, events: pl.DataFrame) 
     A history holds the newest of its user's events as of its row's time, so its figures are the last as many.
     """
     columns = {"weights": "weight", "counts": "count"}
-    found: dict[str, list[list[float] | None]] = {name: [None] * examples.height for name in columns}
+    labels: dict[str, list[list[float] | None]] = {name: [None] * examples.height for name in columns}
     uneven = [name for name, of in columns.items() if not (events[of] == 1).all()]
     if uneven:
         of_user = {
@@ -208,9 +208,9 @@ def with_labels(examples: pl.DataFrame, as_of: pl.Series, events: pl.DataFrame) 
             for name in uneven:
                 own = figures[name][end - num_items : end]
                 if split == Split.TRAIN and any(figure != 1 for figure in own):
-                    found[name][number] = own
+                    labels[name][number] = own
     return examples.with_columns(
-        **{name: pl.Series(values, dtype=pl.List(pl.Float32)) for name, values in found.items()}
+        **{name: pl.Series(values, dtype=pl.List(pl.Float32)) for name, values in labels.items()}
     )
 
 
@@ -244,7 +244,7 @@ def with_dislikes(
         own[user_id].append((time_us, index[item_id], weight))
     of_them = events.filter(pl.col("user_id").is_in([*own])).group_by("user_id", maintain_order=True)
     times_of = {user_id: rows["event_time"].dt.epoch("us").to_numpy() for (user_id,), rows in of_them}
-    found: list[list[dict[str, float]] | None] = [None] * examples.height
+    dislikes_of_rows: list[list[dict[str, float]] | None] = [None] * examples.height
     rows = zip(
         examples["user_id"], examples["split"], examples["history"].list.len(), as_of.dt.epoch("us"), strict=True
     )
@@ -252,12 +252,13 @@ def with_dislikes(
         if split == Split.TRAIN and user_id in own:
             end = int(np.searchsorted(times_of[user_id], as_of_us, side="right"))
             start = end - num_items
-            found[number] = [
-                {"item": item, "place": place - start, "weight": weight}
+            dislikes_of_rows[number] = [
+                {"item": item, "place": position - start, "weight": weight}
                 for time_us, item, weight in own[user_id]
-                if start < (place := int(np.searchsorted(times_of[user_id], time_us))) <= end or place == start == 0
+                if start < (position := int(np.searchsorted(times_of[user_id], time_us))) <= end
+                or position == start == 0
             ] or None
-    return examples.with_columns(dislikes=pl.Series(found, dtype=DISLIKES))
+    return examples.with_columns(dislikes=pl.Series(dislikes_of_rows, dtype=DISLIKES))
 
 
 def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
@@ -338,7 +339,10 @@ def items_of(catalogue: Catalogue) -> pl.DataFrame:
     """Return the items of a bundle's catalogue as the stage `ingest` writes them; no text of theirs is known."""
     columns = {"item_id": catalogue.item_ids, "title": catalogue.titles, "categories": catalogue.categories}
     return pl.DataFrame(
-        {name: [list(one) if isinstance(one, tuple) else one for one in rows] for name, rows in columns.items()},
+        {
+            name: [list(value) if isinstance(value, tuple) else value for value in rows]
+            for name, rows in columns.items()
+        },
         schema_overrides={"categories": pl.List(pl.String)},
     ).with_columns(text=pl.lit(None, pl.String))
 

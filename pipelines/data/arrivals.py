@@ -35,7 +35,7 @@ def arrange(recorded: pl.DataFrame, logged: pl.DataFrame, roles: EventRoles = DE
     newest = recorded.group_by("user_id").agg(pl.col("event_time").max().dt.epoch("us"))
     applied = list(_applied(logged, dict(newest.iter_rows()), roles))
     times = pl.from_epoch(pl.Series([time_us for _, time_us in applied], dtype=pl.Int64), "us")
-    kept = logged[[place for place, _ in applied]].with_columns(row_time=times.dt.replace_time_zone("UTC"))
+    kept = logged[[index for index, _ in applied]].with_columns(row_time=times.dt.replace_time_zone("UTC"))
     return pl.concat([numbered, kept.select(numbered.columns)])
 
 
@@ -55,23 +55,23 @@ def not_logged(recorded: pl.DataFrame, logged: pl.DataFrame) -> pl.DataFrame:
 def logged_events(arrivals: pl.DataFrame) -> Iterator[LoggedEvent]:
     """Yield the rows as the events that the aggregate takes."""
     columns = [arrivals[name] for name in ("user_id", "item_id", "event_id")]
-    places = [arrivals[name] for name in ("topic_id", "partition", "offset")]
+    positions = [arrivals[name] for name in ("topic_id", "partition", "offset")]
     times_us, meanings = arrivals["event_time"].dt.epoch("us"), (arrivals["event_type"], arrivals["value"])
-    for user_id, item_id, event_id, time_us, event_type, value, *place in zip(
-        *columns, times_us, *meanings, *places, strict=True
+    for user_id, item_id, event_id, time_us, event_type, value, *position in zip(
+        *columns, times_us, *meanings, *positions, strict=True
     ):
-        yield LoggedEvent(user_id, item_id, event_id, time_us, LogPosition(*place), event_type, value)
+        yield LoggedEvent(user_id, item_id, event_id, time_us, LogPosition(*position), event_type, value)
 
 
 def _applied(logged: pl.DataFrame, recorded_us: dict[str, int], roles: EventRoles) -> Iterator[tuple[int, int]]:
     """Yield the index of each logged event that is applied, and the row's time (Unix µs) after it."""
     rows: dict[str, UserHistory] = {}
-    for place, event in enumerate(logged_events(logged)):
+    for index, event in enumerate(logged_events(logged)):
         before = rows.get(event.user_id) or _recorded_row(event.user_id, recorded_us.get(event.user_id))
         outcome = apply(before, [event], _ANY_LENGTH, roles)
         if outcome.num_applied and outcome.row is not None:
             rows[event.user_id] = outcome.row
-            yield place, outcome.row.row_time_us
+            yield index, outcome.row.row_time_us
 
 
 def _recorded_row(user_id: str, time_us: int | None) -> UserHistory | None:

@@ -50,7 +50,7 @@ def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> d
 
 def problems(now: Mapping[str, Any], before: Mapping[str, Any] | None, options: CheckOptions) -> list[str]:
     """Return the facts beyond their bounds, each with the option that changes the bound."""
-    found = [
+    sentences = [
         (
             f"{share:.1%} of the {table} cannot be used ({reason}), over {options.max_unusable_share:.0%} "
             "(--max-unusable-share)"
@@ -62,16 +62,16 @@ def problems(now: Mapping[str, Any], before: Mapping[str, Any] | None, options: 
     for name in ("events", "users", "items") if before else ():
         num, num_before = now[f"num_{name}"], (before or {}).get(f"num_{name}", 0)
         if num < options.min_volume_share * num_before:
-            found.append(
+            sentences.append(
                 f"{num} {name} are {num / num_before:.0%} of the live bundle's {num_before}, under "
                 f"{options.min_volume_share:.0%} (--min-volume-share)"
             )
-    found += [
+    sentences += [
         f"new events differ from the old ones in {what}: PSI {value:.2f}, over {options.max_drift:g} (--max-drift)"
         for what, value in now["drift"].items()
         if value > options.max_drift
     ]
-    return found
+    return sentences
 
 
 def psi(new: np.ndarray, old: np.ndarray) -> float:
@@ -84,7 +84,9 @@ def _unusable_shares(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the fraction of unusable rows by event table and reason, for tables that are large enough."""
     num_rows = {"events": summary["num_recorded_rows"], "live": summary["num_live_rows"]}
     shares = {
-        name: {reason: found["num_rows"] / num_rows[table] for reason, found in summary["rejected"][table].items()}
+        name: {
+            reason: rejection["num_rows"] / num_rows[table] for reason, rejection in summary["rejected"][table].items()
+        }
         for table, name in (("events", "recorded events"), ("live", "live events"))
         if num_rows[table] >= _MIN_ROWS
     }
@@ -126,7 +128,7 @@ def _psi_of(new: pl.Series, old: pl.Series) -> float:
         return 0.0
     counts = [dict(zip(*np.unique(column.to_numpy(), return_counts=True), strict=True)) for column in (new, old)]
     names = sorted({*counts[0], *counts[1]})
-    return psi(*(np.array([found.get(name, 0) for name in names], dtype=np.float64) for found in counts))
+    return psi(*(np.array([by_category.get(name, 0) for name in names], dtype=np.float64) for by_category in counts))
 
 
 def _shelves(item_ids: pl.Series) -> dict[str, int]:

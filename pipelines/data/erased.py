@@ -26,9 +26,9 @@ def keeps_unerased(
 
 def _is_kept(erased: Erased, tenant: str, rows: pl.DataFrame) -> pl.Series:
     rows = rows.with_columns(pl.lit(prefix_of(tenant)) + pl.col(_USER))
-    found = _found(rows, erased)
+    erasures = _found(rows, erased)
     until = pl.DataFrame(
-        {_USER: list(found), "_until_ms": [one.accepted_time_ms for one in found.values()]},
+        {_USER: list(erasures), "_until_ms": [erasure.accepted_time_ms for erasure in erasures.values()]},
         schema={_USER: pl.String, "_until_ms": pl.Int64},
     )
     joined = rows.select(_USER, "event_time").join(until, on=_USER, how="left", maintain_order="left")
@@ -38,19 +38,19 @@ def _is_kept(erased: Erased, tenant: str, rows: pl.DataFrame) -> pl.Series:
 
 def logged_without_erased(events: pl.DataFrame, ledger: ErasureLedger | None) -> pl.DataFrame:
     """Return the live log's events that are not covered by an erasure, judged by their position in the log."""
-    found = _found(events, _whoever(ledger))
-    if not found:
+    erasures = _found(events, _whoever(ledger))
+    if not erasures:
         return events
-    theirs = events.with_row_index("_row").filter(pl.col(_USER).is_in(list(found)))
+    theirs = events.with_row_index("_row").filter(pl.col(_USER).is_in(list(erasures)))
     places: Iterable[tuple[int, str, str, int, int]] = theirs.select(
         "_row", _USER, "topic_id", "partition", "offset"
     ).iter_rows()
-    gone = [
+    erased_rows = [
         row
         for row, user_id, topic_id, partition, offset in places
-        if found[user_id].covers(LogPosition(topic_id, partition, offset))
+        if erasures[user_id].covers(LogPosition(topic_id, partition, offset))
     ]
-    return events.with_row_index("_row").filter(~pl.col("_row").is_in(gone)).drop("_row")
+    return events.with_row_index("_row").filter(~pl.col("_row").is_in(erased_rows)).drop("_row")
 
 
 def _whoever(ledger: ErasureLedger | None) -> Erased | None:

@@ -253,7 +253,9 @@ def _sequence(
 
 
 def _dislikes(items: np.ndarray, dislikes: list[dict[str, Any]], mean: float, *, repeats: bool) -> Dislikes:
-    disliked, places, weights = (np.array([one[name] for one in dislikes]) for name in ("item", "place", "weight"))
+    disliked, places, weights = (
+        np.array([dislike[name] for dislike in dislikes]) for name in ("item", "place", "weight")
+    )
     if not repeats:
         is_held = items == disliked[:, None]
         places = np.where(is_held.any(1), np.minimum(is_held.argmax(1), places), places)

@@ -104,9 +104,9 @@ def key(source: IngestSources) -> str:
     """Return the content key of this source: the files' hashes, and the live events however files divide them."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source)[0].write_csv().encode()).hexdigest() if source.live_log else ""
-    gone = sorted(one.erasure_id for one in _tombstones(source))
+    erasure_ids = sorted(tombstone.erasure_id for tombstone in _tombstones(source))
     parameters = {"own": own, "live": live, "roles": msgspec.to_builtins(source.roles)}
-    parameters |= {"erased": gone} if gone else {}
+    parameters |= {"erased": erasure_ids} if erasure_ids else {}
     parameters |= {"tenant": source.tenant} if source.tenant else {}
     parameters |= {"tables": repr(source.tables)} if source.tables != PLAIN else {}
     return content_key(
@@ -138,10 +138,10 @@ def ingest(source: IngestSources, cache_dir: Path, out: Path) -> None:
     known = _of_known_items(arrived, known_ids)
     events = roles.with_labels(known, source.roles).filter(roles.joins_history())
     is_live = (pl.col("topic_id") != BASE_TOPIC) & pl.col("item_id").is_in(known_ids.implode())
-    found = pl.concat([own.select("event_type", "value"), logged.select("event_type", "value")])
+    all_events = pl.concat([own.select("event_type", "value"), logged.select("event_type", "value")])
     if num_logged := recorded.height - own.height:
         notes.append(Note("events", f"{num_logged} are also in the live log and count once, in their order of arrival"))
-    notes += [Note("events", sentence) for sentence in roles.describe_alike(found, source.roles)]
+    notes += [Note("events", sentence) for sentence in roles.describe_alike(all_events, source.roles)]
     read = event_table.findings if event_table is not None else Findings("events")
     summary: dict[str, Any] = {
         "num_events": events.height,
@@ -158,7 +158,7 @@ def ingest(source: IngestSources, cache_dir: Path, out: Path) -> None:
         "num_live_rows": live.height,
         "num_duplicates": read.num_duplicates,
         "num_unread_values": read.num_unread.get("value", 0),
-        "roles": roles.describe(found, source.roles),
+        "roles": roles.describe(all_events, source.roles),
         "notes": [asdict(note) for note in notes],
     }
     _require_enough(events, items, [*summary["roles"], *map(str, notes), *_rejections(summary["rejected"])])
@@ -206,9 +206,9 @@ def _read_summary(ingested: Path) -> dict[str, Any]:
 
 def _rejections(rejected: dict[str, dict[str, Any]]) -> list[str]:
     return [
-        describe_reason(name, reason, SetAside(**found))
+        describe_reason(name, reason, SetAside(**group))
         for name, reasons in rejected.items()
-        for reason, found in reasons.items()
+        for reason, group in reasons.items()
     ]
 
 
@@ -229,13 +229,13 @@ def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[s
     positive = events.filter(pl.col("role") == Role.POSITIVE)
     longest = max(positive["user_id"].value_counts()["count"], default=0)
     if longest < _MIN_EVENTS:
-        found = f"of {positive.height} positive events that can be used, no user has more than {longest}"
+        problem = f"of {positive.height} positive events that can be used, no user has more than {longest}"
         needed = f"{_MIN_EVENTS} of one user are needed: two to learn from, one to validate, one to test"
         missing = f"{_MIN_EVENTS - longest} more of one user are missing"
-        raise StageFailed("ingest", "; ".join((found, needed, missing, *found_out)))
+        raise StageFailed("ingest", "; ".join((problem, needed, missing, *found_out)))
     if items.height < 2:
-        found = f"{items.height} items that can be used are too few for a choice; give at least 2"
-        raise StageFailed("ingest", "; ".join((found, *found_out)))
+        problem = f"{items.height} items that can be used are too few for a choice; give at least 2"
+        raise StageFailed("ingest", "; ".join((problem, *found_out)))
 
 
 def open_tables(source: IngestSources, cache_dir: Path) -> tuple[ItemTable, EventTable | None]:
@@ -280,7 +280,11 @@ def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFram
 
 def _tombstones(source: IngestSources) -> Iterator[Tombstone]:
     ledger = source.erasures
-    return (one for partition in ledger.partitions for one in ledger.tombstones(partition)) if ledger else iter(())
+    return (
+        (tombstone for partition in ledger.partitions for tombstone in ledger.tombstones(partition))
+        if ledger
+        else iter(())
+    )
 
 
 def _live_events(source: IngestSources) -> tuple[pl.DataFrame, list[Path]]:
@@ -316,10 +320,10 @@ def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series) -> pl.DataFra
 
 def _reasons(rows: pl.DataFrame) -> dict[str, SetAside]:
     """Return the rows of the live log that are set aside, by reason."""
-    found = {}
+    groups = {}
     for (reason,), group in rows.group_by("reason", maintain_order=True):
-        found[str(reason)] = SetAside(group.height, [], [*group.head(NUM_SAMPLES).to_dicts()])
-    return found
+        groups[str(reason)] = SetAside(group.height, [], [*group.head(NUM_SAMPLES).to_dicts()])
+    return groups
 
 
 def _by_reason(reasons: dict[str, SetAside]) -> dict[str, Any]:

@@ -62,10 +62,12 @@ def repeat_share(events: pl.DataFrame) -> float:
 def describe(events: pl.DataFrame, roles: EventRoles) -> list[str]:
     """Return a sentence for each event type: its number of events by role."""
     counted = events.with_columns(role=role_of(roles)).group_by("event_type", "role").len().sort("event_type", "role")
-    found: dict[str, list[str]] = {}
+    parts_by_type: dict[str, list[str]] = {}
     for event_type, role, count in counted.iter_rows():
-        found.setdefault(event_type, []).append(f"{count} {role}")
-    return [f"events of type {name}: {', '.join(parts)}{_rule(roles.rule(name))}" for name, parts in found.items()]
+        parts_by_type.setdefault(event_type, []).append(f"{count} {role}")
+    return [
+        f"events of type {name}: {', '.join(parts)}{_rule(roles.rule(name))}" for name, parts in parts_by_type.items()
+    ]
 
 
 def describe_alike(events: pl.DataFrame, roles: EventRoles) -> list[str]:

@@ -39,7 +39,7 @@ def compare(challenger: EvaluatedModels, held_out: HeldOut, evaluated: Path, cha
         prompt = prompt_of(champion.manifest, champion.judged_dir / "decoder")
         pair = load_pair(champion.judged_dir, challenger.device)
         scorers = pair.scorers(before, prompt, search_of(champion.manifest))
-        found = {
+        champion_ranks = {
             name: rank_labels(MappedScorer(scorer, before, now), cases).as_served(repeats=challenger.repeats)
             for name, scorer in scorers.items()
         }
@@ -48,8 +48,10 @@ def compare(challenger: EvaluatedModels, held_out: HeldOut, evaluated: Path, cha
         return []
     judged = {"decoder": challenger.judged(cases), "student": np.ones(len(cases), dtype=bool)}
     return [
-        _row(name, champion.version, gains(ranks[name][judged[name]], 10), gains(found[name][judged[name]], 10))
-        for name in found
+        _row(
+            name, champion.version, gains(ranks[name][judged[name]], 10), gains(champion_ranks[name][judged[name]], 10)
+        )
+        for name in champion_ranks
         if judged[name].all() or judged[name].sum() >= MIN_CASES
     ]
 

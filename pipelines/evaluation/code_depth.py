@@ -43,8 +43,14 @@ class DecoderOfDepth:
 
 def compare(candidates: Mapping[int, DecoderOfDepth], *, repeats: bool, device: torch.device, out: Path) -> None:
     """Write the validation NDCG@10 of each depth, and the best depth; equal depths are resolved to the smallest."""
-    found = {depth: candidates[depth].validation_ndcg(repeats=repeats, device=device) for depth in sorted(candidates)}
-    about = {"depth": max(found, key=lambda depth: found[depth]), "ndcg10": found, "most_cases": _NUM_CASES}
+    ndcg_by_depth = {
+        depth: candidates[depth].validation_ndcg(repeats=repeats, device=device) for depth in sorted(candidates)
+    }
+    about = {
+        "depth": max(ndcg_by_depth, key=lambda depth: ndcg_by_depth[depth]),
+        "ndcg10": ndcg_by_depth,
+        "most_cases": _NUM_CASES,
+    }
     (out / _DEPTH).write_text(json.dumps(about, indent=1))
 
 

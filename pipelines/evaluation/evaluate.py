@@ -103,7 +103,7 @@ def evaluate(
             ranks[name] = rank_labels(listed, cases)
         metrics[name] = summarise(ranks[name], repeats=trained.repeats) | listed.summary()
         progress(done, len(scorers) + 1, name)
-    served = {name: found.as_served(repeats=trained.repeats) for name, found in ranks.items()}
+    served = {name: label_ranks.as_served(repeats=trained.repeats) for name, label_ranks in ranks.items()}
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config
     split, slices = read_split(trained.tokenized), slices_of(cases, catalogue.popularity)
@@ -178,7 +178,7 @@ def _about_labels(imported: ImportedModel, ranks: Mapping[str, np.ndarray], is_j
     about: dict[str, Any] = {"may_have_seen_labels": num_judged < MIN_CASES, "num_judged": num_judged}
     if num_judged < MIN_CASES:
         return about
-    judged = {name: float(gains(found[is_judged], 10).mean()) for name, found in ranks.items()}
+    judged = {name: float(gains(label_ranks[is_judged], 10).mean()) for name, label_ranks in ranks.items()}
     return about | {"seen_until": str(imported.seen_until), "judged_ndcg@10": judged}
 
 

@@ -117,8 +117,8 @@ def weigh(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[d
         valid_net, net = None if valid is None else valid - cost, row["llm_minus_student"] - cost
         is_chosen = valid_net is not None and valid_net > 0 and row["num_cases"] >= MIN_CASES
         p_value = _p_value(net, row["std_error"], row["num_cases"]) if is_chosen else None
-        found = {"decoder_ms": row["decoder_ms"], "valid_net": valid_net, "net": net, "p_value": p_value}
-        weighed.append({"slice": row["slice"], **found})
+        figures = {"decoder_ms": row["decoder_ms"], "valid_net": valid_net, "net": net, "p_value": p_value}
+        weighed.append({"slice": row["slice"], **figures})
     tested, least = sorted((row for row in weighed if row["p_value"] is not None), key=lambda row: row["p_value"]), 0.0
     for before, row in enumerate(tested):
         row["p_value"] = least = min(1.0, max(least, row["p_value"] * (len(tested) - before)))
@@ -138,9 +138,9 @@ def llm_pays(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> lis
 def describe_gain(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> str:
     """Return a sentence on the history lengths at which the decoder is worth its time."""
     better = [f"{row['slice']} ({row['net']:+.4f})" for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
-    found = ", ".join(better) if better else "none"
+    slices = ", ".join(better) if better else "none"
     return (
-        f"the decoder's gain in NDCG@10, less {price_ndcg_per_ms:g} for each millisecond, is significant for: {found}"
+        f"the decoder's gain in NDCG@10, less {price_ndcg_per_ms:g} for each millisecond, is significant for: {slices}"
     )
 
 

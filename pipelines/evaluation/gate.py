@@ -113,22 +113,22 @@ def next_steps(
 
     `data` has the facts of `pipelines.data.checks`.
     """
-    found = {name: _served(metrics, name) for name in (*BASELINES, *MODELS)}
-    weaker = min(reversed(MODELS), key=lambda name: found[name])
+    ndcg = {name: _served(metrics, name) for name in (*BASELINES, *MODELS)}
+    weaker = min(reversed(MODELS), key=lambda name: ndcg[name])
     floor = _baseline(metrics, options)
-    found.setdefault(floor, metrics[floor][METRIC])
+    ndcg.setdefault(floor, metrics[floor][METRIC])
     low = _below_floor(metrics, options)
     steps = []
-    if low and found[weaker] <= found[floor]:
+    if low and ndcg[weaker] <= ndcg[floor]:
         steps.append(
-            f"{floor} won: its {METRIC} of {found[floor]:.4f} is {found[floor] - found[weaker]:.4f} above the "
-            f"{weaker}'s {found[weaker]:.4f}; for data like this so simple a method may be enough"
+            f"{floor} won: its {METRIC} of {ndcg[floor]:.4f} is {ndcg[floor] - ndcg[weaker]:.4f} above the "
+            f"{weaker}'s {ndcg[weaker]:.4f}; for data like this so simple a method may be enough"
         )
         steps.append(
             f"more data: these are {data['num_events']} events of {data['num_users']} users on {data['num_items']} "
             "items, and more users and longer histories usually help the models more than a baseline"
         )
-        beaten = [name for name in BASELINES if found[name] < found[weaker]]
+        beaten = [name for name in BASELINES if ndcg[name] < ndcg[weaker]]
         steps.append(
             f"--baseline {beaten[-1]} is a lower bar: both models beat {' and '.join(beaten)}"
             if beaten

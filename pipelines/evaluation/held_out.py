@@ -117,10 +117,10 @@ class HeldOut:
 
 def read_ledger(path: Path) -> list[dict[str, str]]:
     """Read all lines, oldest first; a line truncated by a power loss is skipped."""
-    found = []
+    openings = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
-            found.append(json.loads(line))
+            openings.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    return found
+    return openings

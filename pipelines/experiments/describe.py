@@ -15,18 +15,18 @@ _UNITS = {
 }
 
 
-def as_lines(found: Mapping[str, Any]) -> list[str]:
+def as_lines(report: Mapping[str, Any]) -> list[str]:
     """Return the report as lines of a terminal, about 100 columns wide at most."""
     lines: list[str] = []
-    for title, rows, sentences in _parts(found):
+    for title, rows, sentences in _parts(report):
         lines += [title, *_columns(rows), *sentences, ""]
     return lines[:-1]
 
 
-def as_markdown(found: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
+def as_markdown(report: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
     """Return the report as Markdown; `pictures` are file names by metric, shown next to the differences."""
     blocks = ["# Experiment report"]
-    for title, rows, sentences in _parts(found):
+    for title, rows, sentences in _parts(report):
         blocks.append(f"## {title}")
         if rows:
             cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
@@ -43,40 +43,42 @@ def as_markdown(found: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
 _DIFFERENCES = "Differences"
 
 
-def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[str]]]:
+def _parts(report: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[str]]]:
     """Yield the report's parts: title, a table (header first, may be empty), sentences."""
-    if "variants" in found:
-        yield from _compared(found)
-    if "a_a" in found:
-        one = found["a_a"]
+    if "variants" in report:
+        yield from _compared(report)
+    if "a_a" in report:
+        a_a = report["a_a"]
         rows: list[Row] = [["metric", "found to differ", "of"]]
-        rows += [[_UNITS[name], str(count), str(one["num_splits"])] for name, count in one["false_alarms"].items()]
+        rows += [[_UNITS[name], str(count), str(a_a["num_splits"])] for name, count in a_a["false_alarms"].items()]
         yield (
             "A/A",
             rows,
             [
                 (
-                    f"Random halves of {one['variant']}'s users, with {one['num_looks']} looks each; 5 % of them may "
+                    f"Random halves of {a_a['variant']}'s users, with {a_a['num_looks']} looks each; 5 % of them may "
                     "differ by chance."
                 )
             ],
         )
-    if "off_policy" in found:
-        yield _off_policy(found["off_policy"])
+    if "off_policy" in report:
+        yield _off_policy(report["off_policy"])
 
 
-def _compared(found: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[str]]]:
-    days, mismatch = found["days"], found["mismatch"]
+def _compared(report: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[str]]]:
+    days, mismatch = report["days"], report["mismatch"]
     head = ["variant", "users", "lists", *_UNITS.values(), "tiers"]
     rows: list[Row] = [
         [
-            one["variant"],
-            f"{one['num_users']:,}",
-            f"{one['num_impressions']:,}",
-            *(_number(one[name]) for name in _UNITS),
-            " ".join(f"{tier} {share:.0%}" for tier, share in sorted(one["tiers"].items(), key=lambda pair: -pair[1])),
+            variant["variant"],
+            f"{variant['num_users']:,}",
+            f"{variant['num_impressions']:,}",
+            *(_number(variant[name]) for name in _UNITS),
+            " ".join(
+                f"{tier} {share:.0%}" for tier, share in sorted(variant["tiers"].items(), key=lambda pair: -pair[1])
+            ),
         ]
-        for one in found["variants"]
+        for variant in report["variants"]
     ]
     warning = (
         (
@@ -86,33 +88,36 @@ def _compared(found: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[s
         if mismatch["is_mismatch"]
         else f"Users are divided as they should be: {_counts(mismatch)} (p = {mismatch['p_value']:.2g})."
     )
-    yield f"Variants, {days[0]} to {days[-1]}", [head, *rows], [warning, *(f"{one}." for one in found["notes"])]
-    rows = [["metric", "variant", f"less {found['control']}", "95 % interval, at any look", "as a share", "p"]]
-    rows += [[_UNITS[one["metric"]], one["variant"], *_cells(one)] for one in found["differences"]]
+    yield f"Variants, {days[0]} to {days[-1]}", [head, *rows], [warning, *(f"{note}." for note in report["notes"])]
+    rows = [["metric", "variant", f"less {report['control']}", "95 % interval, at any look", "as a share", "p"]]
+    rows += [
+        [_UNITS[difference["metric"]], difference["variant"], *_cells(difference)]
+        for difference in report["differences"]
+    ]
     yield _DIFFERENCES, rows, []
-    if found["segments"]:
-        rows = [["segment", "variant", "users", f"clicks less {found['control']}", "95 % interval", "p by Holm"]]
-        for one in found["segments"]:
-            estimate, between = _signed(one["estimate"]), _between(one)
+    if report["segments"]:
+        rows = [["segment", "variant", "users", f"clicks less {report['control']}", "95 % interval", "p by Holm"]]
+        for segment in report["segments"]:
+            estimate, between = _signed(segment["estimate"]), _between(segment)
             rows.append(
                 [
-                    one["segment"],
-                    one["variant"],
-                    f"{one['num_users']:,}",
+                    segment["segment"],
+                    segment["variant"],
+                    f"{segment['num_users']:,}",
                     estimate,
                     between,
-                    f"{one['holm_p_value']:.2g}",
+                    f"{segment['holm_p_value']:.2g}",
                 ]
             )
         yield (
             "Segments",
             rows,
-            [f"p-values are corrected for {len(found['segments'])} tests by Holm's method; intervals are not."],
+            [f"p-values are corrected for {len(report['segments'])} tests by Holm's method; intervals are not."],
         )
 
 
-def _off_policy(found: Mapping[str, Any]) -> tuple[str, list[Row], list[str]]:
-    sentences = [f"Refused: {found['refusal']}."] if found["refusal"] else []
+def _off_policy(about: Mapping[str, Any]) -> tuple[str, list[Row], list[str]]:
+    sentences = [f"Refused: {about['refusal']}."] if about["refusal"] else []
     rows: list[Row] = [["estimate", "a list", "95 % interval"]]
     for name, label in (
         ("logged", "what was logged"),
@@ -121,11 +126,13 @@ def _off_policy(found: Mapping[str, Any]) -> tuple[str, list[Row], list[str]]:
         ("doubly_robust", "policy, doubly robust"),
         ("support", "support: the mean weight"),
     ):
-        if one := found[name]:
-            rows.append([label, _number(one["value"]), f"{_number(one['low'])} to {_number(one['high'])}"])
-    if found["effective_lists"] is not None:
+        if estimate := about[name]:
+            rows.append(
+                [label, _number(estimate["value"]), f"{_number(estimate['low'])} to {_number(estimate['high'])}"]
+            )
+    if about["effective_lists"] is not None:
         sentences.append(
-            f"{found['num_lists']:,} lists of {found['num_users']:,} users count as {found['effective_lists']:,.0f}."
+            f"{about['num_lists']:,} lists of {about['num_users']:,} users count as {about['effective_lists']:,.0f}."
         )
     return "Off-policy", rows if len(rows) > 1 else [], sentences
 
@@ -136,17 +143,21 @@ def _counts(mismatch: Mapping[str, Any]) -> str:
     )
 
 
-def _cells(one: Mapping[str, Any]) -> list[str]:
+def _cells(difference: Mapping[str, Any]) -> list[str]:
     share = (
         "-"
-        if one["estimate_share"] is None
-        else f"{one['estimate_share']:+.1%} ({one['low_share']:+.1%} to {one['high_share']:+.1%})"
+        if difference["estimate_share"] is None
+        else f"{difference['estimate_share']:+.1%} ({difference['low_share']:+.1%} to {difference['high_share']:+.1%})"
     )
-    return [_signed(one["estimate"]), _between(one), share, f"{one['p_value']:.2g}"]
+    return [_signed(difference["estimate"]), _between(difference), share, f"{difference['p_value']:.2g}"]
 
 
-def _between(one: Mapping[str, Any]) -> str:
-    return "too few users" if one["low"] is None else f"{_signed(one['low'])} to {_signed(one['high'])}"
+def _between(difference: Mapping[str, Any]) -> str:
+    return (
+        "too few users"
+        if difference["low"] is None
+        else f"{_signed(difference['low'])} to {_signed(difference['high'])}"
+    )
 
 
 def _signed(value: float | None) -> str:

@@ -141,8 +141,8 @@ def _day_of(day: date) -> int:
     return (day - date(1970, 1, 1)).days
 
 
-def _scan(place: Path, required: Iterable[str]) -> pl.LazyFrame:
-    files = [path for path in each_file(place) if path.suffix == ".parquet"] if place.is_dir() else [place]
+def _scan(source: Path, required: Iterable[str]) -> pl.LazyFrame:
+    files = [path for path in each_file(source) if path.suffix == ".parquet"] if source.is_dir() else [source]
     frames = []
     for file in files:
         try:
@@ -153,11 +153,11 @@ def _scan(place: Path, required: Iterable[str]) -> pl.LazyFrame:
             raise DataError("", f"{file} cannot be read; replace or remove it", "a Parquet file of the log") from error
         frames.append(pl.scan_parquet(file, hive_partitioning=False))
     if not frames:
-        raise DataError("", f"{place} has no Parquet file", "the worker's log folder")
+        raise DataError("", f"{source} has no Parquet file", "the worker's log folder")
     table = pl.concat(frames, how="diagonal_relaxed") if len(frames) > 1 else frames[0]
     for name in required:
         if name not in table.collect_schema():
-            raise DataError(name, f"{place} lacks it", "the columns of the log")
+            raise DataError(name, f"{source} lacks it", "the columns of the log")
     return table
 
 

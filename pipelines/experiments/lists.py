@@ -178,7 +178,7 @@ def _lists_of(
 
 
 def _escaped(text: str) -> str:
-    return "".join(f"\\x{{{ord(one):x}}}" for one in text)
+    return "".join(f"\\x{{{ord(char):x}}}" for char in text)
 
 
 def sums_by_day(lists: Lists, metric: str, users: pl.DataFrame | None = None) -> list[dict[str, UserSums]]:
@@ -187,7 +187,7 @@ def sums_by_day(lists: Lists, metric: str, users: pl.DataFrame | None = None) ->
     Users without exposure are skipped.
     """
     rows, names = lists.users if users is None else users, METRICS[metric]
-    found: list[dict[str, UserSums]] = [{} for _ in lists.days]
+    sums: list[dict[str, UserSums]] = [{} for _ in lists.days]
     for (variant,), part in rows.group_by("variant"):
         places, user = np.unique(part["user"].to_numpy(), return_inverse=True)
         totals, exposures = (np.zeros((len(lists.days), len(places))) for _ in names)
@@ -195,5 +195,5 @@ def sums_by_day(lists: Lists, metric: str, users: pl.DataFrame | None = None) ->
             np.add.at(grown, (part["day"].to_numpy(), user), part[name].to_numpy().astype(float))
             np.cumsum(grown, axis=0, out=grown)
         for day, (total, exposure) in enumerate(zip(totals, exposures, strict=True)):
-            found[day][str(variant)] = UserSums.of(total[exposure > 0], exposure[exposure > 0])
-    return found
+            sums[day][str(variant)] = UserSums.of(total[exposure > 0], exposure[exposure > 0])
+    return sums

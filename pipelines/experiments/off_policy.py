@@ -159,13 +159,13 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str 
         DataError: A column is missing, a probability is invalid, no list is on the surface, or lists of the table are
             missing from the policy's file.
     """
-    found = pl.read_parquet(policy)
+    propensities = pl.read_parquet(policy)
     for name in ("request_id", "probability"):
-        if name not in found.columns:
+        if name not in propensities.columns:
             raise DataError(name, f"{policy} lacks it", "request_id, probability")
-    if found["request_id"].is_duplicated().any():
+    if propensities["request_id"].is_duplicated().any():
         raise DataError("request_id", f"{policy} repeats one", "each request once")
-    if not found["probability"].is_between(0, 1).all() or found["probability"].null_count():
+    if not propensities["probability"].is_between(0, 1).all() or propensities["probability"].null_count():
         raise DataError("probability", f"{policy} has a value outside of 0 to 1", "0.25")
     lists = (
         pl.scan_parquet(sorted(table.glob("*.parquet")) if table.is_dir() else table)
@@ -180,7 +180,7 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str 
     )
     if surface is not None and lists.is_empty():
         raise DataError("surface", f"{table} has no list on {surface}", "home, a surface with impressions")
-    lists = lists.sort(_LIST).join(found, on="request_id", how="left", maintain_order="left")
+    lists = lists.sort(_LIST).join(propensities, on="request_id", how="left", maintain_order="left")
     if missing := lists["probability"].null_count():
         raise DataError(
             "request_id", f"{policy} lacks {missing / len(lists):.1%} of the table's requests", "a row for each request"

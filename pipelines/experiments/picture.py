@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_pictures(found: Mapping[str, Any], stem: Path) -> dict[str, str]:
+def write_pictures(report: Mapping[str, Any], stem: Path) -> dict[str, str]:
     """Draw a picture for each metric with a difference, as `<stem>-<metric>.png`; return the file names by metric.
 
     Raises OSError.
@@ -14,21 +14,25 @@ def write_pictures(found: Mapping[str, Any], stem: Path) -> dict[str, str]:
     from matplotlib.figure import Figure
 
     names: dict[str, str] = {}
-    for metric in dict.fromkeys(one["metric"] for one in found["differences"]):
-        ones = [one for one in found["differences"] if one["metric"] == metric and one["estimate"] is not None]
-        if not ones:
+    for metric in dict.fromkeys(difference["metric"] for difference in report["differences"]):
+        differences = [
+            difference
+            for difference in report["differences"]
+            if difference["metric"] == metric and difference["estimate"] is not None
+        ]
+        if not differences:
             continue
         figure = Figure(figsize=(7, 2.6), layout="constrained")
         FigureCanvasAgg(figure)
         axis = figure.subplots()
-        days = [day[5:] for day in found["days"]]
-        for one in ones:
-            looks = [(place, *look) for place, look in enumerate(one["by_day"]) if look[0] is not None]
-            places, estimates, lows, highs = zip(*looks, strict=True)
-            axis.plot(places, estimates, marker="o", markersize=3, label=one["variant"])
-            axis.fill_between(places, lows, highs, alpha=0.2)
+        days = [day[5:] for day in report["days"]]
+        for difference in differences:
+            looks = [(index, *look) for index, look in enumerate(difference["by_day"]) if look[0] is not None]
+            indices, estimates, lows, highs = zip(*looks, strict=True)
+            axis.plot(indices, estimates, marker="o", markersize=3, label=difference["variant"])
+            axis.fill_between(indices, lows, highs, alpha=0.2)
         axis.axhline(0, color="grey", linewidth=0.8)
-        axis.set_ylabel(f"{metric} less {found['control']}", fontsize=8)
+        axis.set_ylabel(f"{metric} less {report['control']}", fontsize=8)
         axis.tick_params(labelsize=7)
         marks = range(0, len(days), max(1, len(days) // 8))
         axis.set_xticks(marks, [days[mark] for mark in marks])

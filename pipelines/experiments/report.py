@@ -112,7 +112,7 @@ def _variant(lists: Lists, name: str, sums: Mapping[str, Sequence[Mapping[str, U
         "variant": name,
         "num_users": last["clicks"].num_users,
         "num_impressions": whole,
-        **{metric: None if math.isnan(one.mean) else one.mean for metric, one in last.items()},
+        **{metric: None if math.isnan(own.mean) else own.mean for metric, own in last.items()},
         "tiers": {tier or "none": count / whole for tier, count in tiers.select("tier", "lists").iter_rows()},
     }
 
@@ -133,8 +133,8 @@ def _difference(
         f"{key}_share": None if (value := getattr(last, key)) is None else value / mean
         for key in ("estimate", "low", "high")
     }
-    least = list(accumulate((one.p_value for one in looks), min))[-1]
-    daily = [[one.estimate, one.low, one.high] for one in looks]
+    least = list(accumulate((look.p_value for look in looks), min))[-1]
+    daily = [[look.estimate, look.low, look.high] for look in looks]
     return {"metric": metric, "variant": name, **asdict(last), **relative, "p_value": least, "by_day": daily}
 
 
@@ -149,9 +149,9 @@ def _segments(
                 looks = [
                     difference(day.get(name, UserSums()), day.get(control, UserSums()), options.effect) for day in days
                 ]
-                found = asdict(looks[-1]) | {"p_value": min(one.p_value for one in looks)}
-                num_users = min(days[-1].get(one, UserSums()).num_users for one in (name, control))
-                rows.append({"segment": f"{column}={value}", "variant": name, "num_users": num_users, **found})
+                figures = asdict(looks[-1]) | {"p_value": min(look.p_value for look in looks)}
+                num_users = min(days[-1].get(variant, UserSums()).num_users for variant in (name, control))
+                rows.append({"segment": f"{column}={value}", "variant": name, "num_users": num_users, **figures})
     for row, corrected in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         row["holm_p_value"] = corrected
     return sorted(rows, key=lambda row: (row["segment"], row["variant"]))
@@ -165,12 +165,12 @@ def _mismatch(lists: Lists, shares: Mapping[str, float] | None, variants: Sequen
         raise InvalidRequest("shares", "are not all above 0", "give for example control=0.5,fresh=0.5")
     users = [lists.users.filter(pl.col("variant") == name)["user"].n_unique() for name in variants]
     whole = sum(expected.values())
-    found = mismatch_p_value(users, [expected[name] / whole for name in variants])
+    mismatch_p = mismatch_p_value(users, [expected[name] / whole for name in variants])
     return {
         "users": dict(zip(variants, users, strict=True)),
         "shares": {name: expected[name] / whole for name in variants},
-        "p_value": found,
-        "is_mismatch": found < MISMATCH,
+        "p_value": mismatch_p,
+        "is_mismatch": mismatch_p < MISMATCH,
     }
 
 
@@ -198,13 +198,15 @@ def a_a(lists: Lists, variant: str, num: int, seed: int, effect: float = EFFECT)
     users = np.unique(rows["user"].to_numpy())
     if len(users) < 2 * MIN_USERS:
         raise InvalidRequest("aa", f"{variant} has {len(users)} users", f"take a variant with {2 * MIN_USERS} or more")
-    found = dict.fromkeys(METRICS, 0)
+    false_alarms = dict.fromkeys(METRICS, 0)
     days = {metric: _with_users(lists, metric, rows) for metric in METRICS}
     for _ in range(num):
         is_first = draw.random(number) < 0.5
         for metric, looks in days.items():
-            found[metric] += any(_differ(totals, exposures, is_first[who], effect) for who, totals, exposures in looks)
-    return {"variant": variant, "num_splits": num, "num_looks": len(lists.days), "false_alarms": found}
+            false_alarms[metric] += any(
+                _differ(totals, exposures, is_first[who], effect) for who, totals, exposures in looks
+            )
+    return {"variant": variant, "num_splits": num, "num_looks": len(lists.days), "false_alarms": false_alarms}
 
 
 def _with_users(lists: Lists, metric: str, rows: pl.DataFrame) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -220,6 +222,6 @@ def _with_users(lists: Lists, metric: str, rows: pl.DataFrame) -> list[tuple[np.
 
 
 def _differ(totals: np.ndarray, exposures: np.ndarray, is_first: np.ndarray, effect: float) -> bool:
-    one, other = (UserSums.of(totals[half], exposures[half]) for half in (is_first, ~is_first))
-    found = difference(one, other, effect)
-    return found.low is not None and found.high is not None and not found.low <= 0 <= found.high
+    first, other = (UserSums.of(totals[half], exposures[half]) for half in (is_first, ~is_first))
+    estimate = difference(first, other, effect)
+    return estimate.low is not None and estimate.high is not None and not estimate.low <= 0 <= estimate.high

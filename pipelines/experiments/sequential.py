@@ -79,8 +79,8 @@ def _largest_refused(candidate: int, control: int, share: float, alpha: float) -
     """Return the largest ratio that the true ratio is shown to exceed, 0 if there is none."""
 
     def beyond(log_ratio: float) -> float:
-        found = log_evidence_of_users(candidate, control, share, math.exp(log_ratio)) + math.log(alpha)
-        return max(found, -_FAR)
+        evidence = log_evidence_of_users(candidate, control, share, math.exp(log_ratio)) + math.log(alpha)
+        return max(evidence, -_FAR)
 
     return math.exp(brentq(beyond, -_FAR, _FAR, xtol=1e-9)) if beyond(-_FAR) > 0 else 0.0
 
@@ -95,8 +95,8 @@ def mismatch_p_value(users: Sequence[int], shares: Sequence[float]) -> float:
         gammaln(_CONCENTRATION)
         - gammaln(_CONCENTRATION + sum(users))
         + sum(
-            gammaln(one + count) - gammaln(one) - count * math.log(share)
-            for one, count, share in zip(prior, users, shares, strict=True)
+            gammaln(prior_count + count) - gammaln(prior_count) - count * math.log(share)
+            for prior_count, count, share in zip(prior, users, shares, strict=True)
         )
     )
     return min(1.0, math.exp(min(0.0, -log_evidence)))
@@ -105,6 +105,6 @@ def mismatch_p_value(users: Sequence[int], shares: Sequence[float]) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values corrected for their number by Holm's method (1979), valid under any dependence."""
     corrected, least = [0.0] * len(p_values), 0.0
-    for before, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        corrected[place] = least = min(1.0, max(least, p_values[place] * (len(p_values) - before)))
+    for before, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        corrected[index] = least = min(1.0, max(least, p_values[index] * (len(p_values) - before)))
     return corrected

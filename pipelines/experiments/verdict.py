@@ -153,35 +153,35 @@ def verdict(
     readings = tuple(_read(guard, counts, share, alpha * guard.weight / whole) for guard in guards)
     objectives = {guard.name for guard in guards if guard.is_objective}
     awaited = {guard.name for guard in guards if guard.is_awaited}
-    open_ones = [one for one in readings if one.state is State.OPEN and one.name in awaited]
-    if worse := [one for one in readings if one.state is State.WORSE]:
+    open_ones = [reading for reading in readings if reading.state is State.OPEN and reading.name in awaited]
+    if worse := [reading for reading in readings if reading.state is State.WORSE]:
         return AnalysisResult(outcome=Outcome.WORSE, reason="; ".join(map(_describe, worse)), readings=readings)
-    if better := [one for one in readings if one.state is State.BETTER and one.name in objectives]:
+    if better := [reading for reading in readings if reading.state is State.BETTER and reading.name in objectives]:
         return AnalysisResult(outcome=Outcome.BETTER, reason="; ".join(map(_describe, better)), readings=readings)
     if not open_ones:
-        known = [one for one in readings if one.state is not State.OPEN]
+        known = [reading for reading in readings if reading.state is not State.OPEN]
         return AnalysisResult(outcome=Outcome.NO_WORSE, reason="; ".join(map(_describe, known)), readings=readings)
     outcome = Outcome.UNDECIDED if elapsed_s >= limit_s else Outcome.CONTINUE
-    return AnalysisResult(outcome=outcome, reason="; ".join(one.lacks for one in open_ones), readings=readings)
+    return AnalysisResult(outcome=outcome, reason="; ".join(reading.lacks for reading in open_ones), readings=readings)
 
 
 def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> GuardResult:
-    found = counts.get(guard.name)
-    if found is None:
+    count = counts.get(guard.name)
+    if count is None:
         raise ConfigError(f"guard {guard.name}: no counts; give a guard on one of {', '.join(counts)}")
-    if isinstance(found, Means):
-        return _read_means(guard, found, alpha)
-    low, high = (bound - 1 for bound in ratio_interval(found.candidate, found.control, share, alpha))
+    if isinstance(count, Means):
+        return _read_means(guard, count, alpha)
+    low, high = (bound - 1 for bound in ratio_interval(count.candidate, count.control, share, alpha))
     odds = (1 - share) / share
-    worse_by = found.candidate * odds / found.control - 1 if found.control else math.nan
+    worse_by = count.candidate * odds / count.control - 1 if count.control else math.nan
     lacks = (
-        f"{guard.name}: happened to {found.candidate} users of the candidate and {found.control} of the control, too "
+        f"{guard.name}: happened to {count.candidate} users of the candidate and {count.control} of the control, too "
         "few for a test"
     )
     reading = _reading(guard, worse_by, low, high, lacks)
-    if not guard.tolerance or found.lists is None or reading.state is not State.OPEN:
+    if not guard.tolerance or count.lists is None or reading.state is not State.OPEN:
         return reading
-    most = _most_added(guard, found.lists, alpha)
+    most = _most_added(guard, count.lists, alpha)
     if most <= guard.tolerance:
         return replace(reading, state=State.NO_WORSE, lacks="")
     added = "any number" if math.isinf(most) else f"{most:.2%}"
@@ -204,8 +204,8 @@ def _most_added(guard: Guard, lists: Means, alpha: float) -> float:
     return candidate.mean - control.mean + half_width(variance, guard.tolerance, alpha)
 
 
-def _read_means(guard: Guard, found: Means, alpha: float) -> GuardResult:
-    candidate, control = found.candidate, found.control
+def _read_means(guard: Guard, means: Means, alpha: float) -> GuardResult:
+    candidate, control = means.candidate, means.control
     fewest = min(candidate.num_users, control.num_users)
     if fewest < MIN_USERS or not control.total > 0:
         lacks = (
@@ -245,8 +245,8 @@ def _reading(guard: Guard, worse_by: float, low: float, high: float, lacks: str)
     )
 
 
-def _describe(one: GuardResult) -> str:
-    return f"{one.name} {one.state}: {_range(one.worse_by, one.low, one.high)}"
+def _describe(reading: GuardResult) -> str:
+    return f"{reading.name} {reading.state}: {_range(reading.worse_by, reading.low, reading.high)}"
 
 
 def _range(worse_by: float, low: float, high: float) -> str:

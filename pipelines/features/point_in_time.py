@@ -35,8 +35,8 @@ def histories_as_of(address: RepoAddress, rows: pl.DataFrame) -> pl.DataFrame:
     )
     keys = joined.select("user_id", "row_time_us").drop_nulls().unique()
     lists = keys.lazy().join(history, on=["user_id", "row_time_us"], how="inner").collect(engine="streaming")
-    found = joined.join(lists, on=["user_id", "row_time_us"], how="left").drop("row_time_us")
-    answer = requested.join(found, on=["user_id", "event_timestamp"], how="left", maintain_order="left")
+    histories = joined.join(lists, on=["user_id", "row_time_us"], how="left").drop("row_time_us")
+    answer = requested.join(histories, on=["user_id", "event_timestamp"], how="left", maintain_order="left")
     return answer.with_columns(pl.col("num_events").fill_null(0), pl.col("history_item_ids").fill_null([]))
 
 

@@ -135,9 +135,9 @@ def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: P
 def _remove_erased(rows: Sequence[UserHistory], address: RepoAddress, ledger: ErasureLedger) -> None:
     """Remove the new rows of users who were erased meanwhile: the worker may have read before the write."""
     erased = ledger.everybody()
-    if gone := [row.user_id for row in rows if erased.covers_time(row.user_id, row.row_time_us // 1_000)]:
+    if erased_ids := [row.user_id for row in rows if erased.covers_time(row.user_id, row.row_time_us // 1_000)]:
         store = ErasingWriter(address)
-        store.remove_base_rows(gone)
+        store.remove_base_rows(erased_ids)
         store.close()
 
 

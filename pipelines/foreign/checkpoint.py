@@ -63,8 +63,8 @@ def copy_checkpoint(folder: Path, base: Path | None, out: Path) -> DecoderConfig
     source = _base_of(folder, base) if is_adapter else folder
     config = _check(source)
     for name in _KEPT:
-        if (found := _found(name, folder, source)) is not None:
-            shutil.copyfile(found, out / name)
+        if (source_path := _found(name, folder, source)) is not None:
+            shutil.copyfile(source_path, out / name)
     _complete_tokenizer(_found("added_tokens.json", folder, source), out)
     _name_special_tokens(_found("special_tokens_map.json", folder, source), out)
     if is_adapter:
@@ -107,7 +107,7 @@ def _complete_tokenizer(added: Path | None, out: Path) -> None:
         raise Refused(file, "", f"not tokens by id ({error})", "save the tokenizer again") from error
     missing = [
         (number, token)
-        for number, token in sorted(named, key=lambda one: one[0])
+        for number, token in sorted(named, key=lambda pair: pair[0])
         if tokenizer.token_to_id(token.content) is None
     ]
     for number, token in missing:
@@ -133,8 +133,8 @@ def _name_special_tokens(named: Path | None, out: Path) -> None:
 def unused_settings(folder: Path) -> list[str]:
     """Return the settings of generation_config.json that ranking does not use, as `name value`."""
     path = folder / "generation_config.json"
-    found = json_object(path, "save it again, or remove it") if path.exists() else {}
-    return [f"{name} {found[name]}" for name, neutral in _UNUSED.items() if found.get(name) not in neutral]
+    settings = json_object(path, "save it again, or remove it") if path.exists() else {}
+    return [f"{name} {settings[name]}" for name, neutral in _UNUSED.items() if settings.get(name) not in neutral]
 
 
 def source_hash(folder: Path) -> str:
@@ -213,12 +213,12 @@ def _base_of(adapter: Path, base: Path | None) -> Path:
         fix = "merge it into its base first (peft: merge_and_unload, then save_pretrained)"
         raise Refused(ADAPTER_CONFIG, "peft_type", f"{about.get('peft_type')} is not folded", fix)
     named = str(about.get("base_model_name_or_path", ""))
-    found = base or next((path for path in (Path(named), adapter / named) if named and path.is_dir()), None)
-    if found is None or not found.is_dir():
+    folder = base or next((path for path in (Path(named), adapter / named) if named and path.is_dir()), None)
+    if folder is None or not folder.is_dir():
         raise Refused(
             ADAPTER_CONFIG, "base_model_name_or_path", f"folder {named!r} not found", "give its folder with --base"
         )
-    return found
+    return folder
 
 
 def _fold(adapter: Path, base: Path, out: Path) -> None:

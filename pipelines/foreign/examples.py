@@ -114,13 +114,13 @@ def _of_messages(number: int, given: Any, answer: str, template: ChatTemplate | 
     """Return a chat as the template renders it; the last assistant message's text before its SID joins the prompt."""
     if template is None:
         raise ValueError("chat rows, and the checkpoint has no chat template")
-    messages = [(str(one["role"]), _text(one["content"])) for one in _listed(given)]
+    messages = [(str(message["role"]), _text(message["content"])) for message in _listed(given)]
     if messages[-1][0] == "assistant":
         answer = messages.pop()[1]
-    before, found, rest = answer.partition("<|sid_begin|>")
-    prefix = before + found if found else ""
+    before, begin, rest = answer.partition("<|sid_begin|>")
+    prefix = before + begin if begin else ""
     rendered = render(template, [ChatMessage(role=role, content=content) for role, content in messages])
-    return Example(number=number, pieces=(rendered + prefix,), answer=rest if found else answer)
+    return Example(number=number, pieces=(rendered + prefix,), answer=rest if begin else answer)
 
 
 def render(template: ChatTemplate, messages: Sequence[ChatMessage]) -> str:

@@ -68,7 +68,7 @@ class ItemIndex:
 def read_index(path: Path) -> ItemIndex:
     """Read an index. Raises Refused naming file, row and fix."""
     if path.is_dir():
-        found = _read_torch_easy_rec(path) if any(path.glob("**/manifest.json")) else _read_parts(path)
+        index = _read_torch_easy_rec(path) if any(path.glob("**/manifest.json")) else _read_parts(path)
     elif not path.is_file():
         raise Refused(str(path), "", "no such file", "give the index of your framework")
     elif path.suffix in _PICKLED:
@@ -78,17 +78,17 @@ def read_index(path: Path) -> ItemIndex:
         fix = "write JSON Lines from it, a line for each item with its id and its row of codes"
         raise Refused(path.name, "", "an array has no item ids", fix)
     elif path.suffix in TABLES:
-        found = _of_rows(path, path.suffix[1:], table_rows(path, _LAYOUT))
+        index = _of_rows(path, path.suffix[1:], table_rows(path, _LAYOUT))
     else:
-        found = _read_json(path)
-    return _checked(found)
+        index = _read_json(path)
+    return _checked(index)
 
 
 def _checked(index: ItemIndex) -> ItemIndex:
     if not index.sids:
         raise Refused(index.file, "", "no items", _LAYOUT)
     bare: Mapping[str, Any] = {
-        item_id: tuple(one for one in sid if one not in _AROUND) for item_id, sid in index.sids.items()
+        item_id: tuple(token for token in sid if token not in _AROUND) for item_id, sid in index.sids.items()
     }
     index = replace(index, sids=_by_table_ids(replace(index, sids=bare)))
     depths = {item_id: len(sid) for item_id, sid in index.sids.items()}
@@ -98,7 +98,9 @@ def _checked(index: ItemIndex) -> ItemIndex:
         problem = f"{depths[odd]} tokens, other items have {usual}"
         raise Refused(index.file, f"item {odd}", problem, "give every item a SID of the same depth")
     for item_id, sid in index.sids.items():
-        if (code := next((one for one in sid if isinstance(one, int) and not 0 <= one < _MAX_CODE), None)) is not None:
+        if (
+            code := next((token for token in sid if isinstance(token, int) and not 0 <= token < _MAX_CODE), None)
+        ) is not None:
             fix = "leave items without a SID out of the index"
             raise Refused(index.file, f"item {item_id}", f"{code} is no code; it is below 0 or too large", fix)
     return index
@@ -130,19 +132,19 @@ def _read_json(path: Path) -> ItemIndex:
 
 
 def _object(path: Path, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in members:
             raise Refused(path.name, f"item {name}", "occurs twice", "keep one SID for each item")
-        found[name] = value
-    return found
+        members[name] = value
+    return members
 
 
 def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
     """Read a JSON object: of SIDs by item, of items by SID, or (OpenOneRec) of items by packed SID."""
     if _SID.fullmatch(next(iter(whole), "")) and not _TOKEN.search(str(next(iter(whole.values())))):
-        items = ((sid, one) for sid, found in whole.items() for one in _listed(found))
-        rows = ({**(one if isinstance(one, dict) else {"item_id": one}), "sid": sid} for sid, one in items)
+        items = ((sid, item) for sid, members in whole.items() for item in _listed(members))
+        rows = ({**(item if isinstance(item, dict) else {"item_id": item}), "sid": sid} for sid, item in items)
         return _of_rows(path, "json", rows)
     if "sid2" in path.name:
         return _of_packed(path, whole)
@@ -159,7 +161,7 @@ def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
     kind: Kind = "codes" if isinstance(first, list) and first and type(first[0]) is int else "names"
     token = int if kind == "codes" else str
     for item_id, sid in whole.items():
-        if not isinstance(sid, list) or not all(type(one) is token for one in sid):
+        if not isinstance(sid, list) or not all(type(code) is token for code in sid):
             problem = f"not a list of {'code numbers' if kind == 'codes' else 'tokens'} ({sid!r:.60})"
             raise Refused(path.name, f"item {item_id}", problem, _LAYOUT)
     framework = "mimigenrec" if path.name == "id2sid.json" else "minionerec"
@@ -201,19 +203,19 @@ def _of_rows(path: Path, layout: str, rows: Iterable[Mapping[str, Any]]) -> Item
     column = ""
     for number, row in enumerate(rows, start=1):
         where = f"row {number}"
-        name = next((one for one in _IDS if row.get(one) is not None), None) if isinstance(row, Mapping) else None
+        name = next((key for key in _IDS if row.get(key) is not None), None) if isinstance(row, Mapping) else None
         if name is None:
             columns = f" in {', '.join(map(str, row))}" if isinstance(row, Mapping) else ""
             raise Refused(path.name, where, f"no item_id{columns}", _LAYOUT)
         item_id = str(row[name])
         if item_id in sids:
             raise Refused(path.name, f"{where} (item {item_id})", "occurs twice", "keep one SID for each item")
-        levels = sorted((one for one in row if _LEVEL.fullmatch(one)), key=_number_in)
-        column = next((one for one in _SIDS if row.get(one) is not None), "")
+        levels = sorted((key for key in row if _LEVEL.fullmatch(key)), key=_number_in)
+        column = next((key for key in _SIDS if row.get(key) is not None), "")
         if not column and not levels:
             problem = f"no SID in {', '.join(map(str, row))}"
             raise Refused(path.name, f"{where} (item {item_id})", problem, f"name its column {', '.join(_SIDS)}")
-        value = row[column] if column else [row[one] for one in levels]
+        value = row[column] if column else [row[level] for level in levels]
         try:
             sid, of_row = _sid_of(value, _SIDS.get(column, "codes"))
         except (TypeError, ValueError) as error:
@@ -236,21 +238,21 @@ def _sid_of(value: Any, kind: Kind) -> tuple[tuple[Any, ...], Kind]:
     if isinstance(value, str):
         names = _TOKEN.findall(value) or [part for part in re.split(r"[\s,]+", value.strip("[]() ")) if part]
     elif isinstance(value, list):
-        names = [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]
+        names = [int(name) if isinstance(name, float) and name.is_integer() else name for name in value]
     else:
         raise TypeError(value)
-    if any(isinstance(one, bool) for one in names):
+    if any(isinstance(name, bool) for name in names):
         raise TypeError(value)
-    if kind != "ids" and all(isinstance(one, int) or re.fullmatch(r"\d+", str(one)) for one in names):
-        return tuple(int(one) for one in names), "codes"
+    if kind != "ids" and all(isinstance(name, int) or re.fullmatch(r"\d+", str(name)) for name in names):
+        return tuple(int(name) for name in names), "codes"
     if kind == "names":
         return tuple(map(str, names)), "names"
-    return tuple(int(str(one)) for one in names), kind
+    return tuple(int(str(name)) for name in names), kind
 
 
 def _number_in(column: str) -> int:
-    found = _LEVEL.fullmatch(column)
-    return int(found[1]) if found else 0
+    match = _LEVEL.fullmatch(column)
+    return int(match[1]) if match else 0
 
 
 def _in_counting_order(path: Path) -> list[tuple[int, str]]:
@@ -278,8 +280,8 @@ def _read_torch_easy_rec(folder: Path) -> ItemIndex:
             str(manifest), "", "item_to_sid table missing in its folder", "export item_to_sid as Parquet or CSV"
         )
     rows = [row for path in files for row in table_rows(path, "export item_to_sid again")]
-    found = _of_rows(files[0], "torcheasyrec", rows)
+    index = _of_rows(files[0], "torcheasyrec", rows)
     codebook = about.get("codebook")
-    sizes = tuple(one for one in codebook if type(one) is int) if isinstance(codebook, list) else ()
-    is_whole = bool(found.sids) and len(sizes) == found.depth
-    return ItemIndex("torcheasyrec", found.file, found.kind, found.sids, sizes if is_whole else None)
+    sizes = tuple(num_codes for num_codes in codebook if type(num_codes) is int) if isinstance(codebook, list) else ()
+    is_whole = bool(index.sids) and len(sizes) == index.depth
+    return ItemIndex("torcheasyrec", index.file, index.kind, index.sids, sizes if is_whole else None)

@@ -54,23 +54,23 @@ def code_lists(
 
 def metrics_of(lists: Sequence[np.ndarray], labels: np.ndarray, codes: np.ndarray) -> dict[str, float]:
     """Return HR and NDCG by the frameworks' formula."""
-    found = {}
-    places = [
-        next((place for place, item in enumerate(items) if (codes[item] == codes[label]).all()), None)
+    metrics = {}
+    positions = [
+        next((position for position, item in enumerate(items) if (codes[item] == codes[label]).all()), None)
         for items, label in zip(lists, labels.tolist(), strict=True)
     ]
     for cutoff in CUTOFFS:
-        hits = [place for place in places if place is not None and place < cutoff]
-        found[f"hr@{cutoff}"] = len(hits) / max(1, len(labels))
-        found[f"ndcg@{cutoff}"] = sum(math.log(2) / math.log(place + 2) for place in hits) / max(1, len(labels))
-    return found
+        hits = [position for position in positions if position is not None and position < cutoff]
+        metrics[f"hr@{cutoff}"] = len(hits) / max(1, len(labels))
+        metrics[f"ndcg@{cutoff}"] = sum(math.log(2) / math.log(position + 2) for position in hits) / max(1, len(labels))
+    return metrics
 
 
 def compare(decoder: Decoder, catalogue: Catalogue, prompt: Prompt, search: Search, cases: Labelled) -> dict[str, Any]:
     """Return {num_cases, scores: metrics by kind of scores, better, strides: NDCG@10 by stride, stride}."""
 
-    def measured(one: Prompt, by: Search, histories: Sequence[np.ndarray]) -> dict[str, float]:
-        lists = [items for items, _ in code_lists(decoder, catalogue, one, by, histories)]
+    def measured(variant: Prompt, by: Search, histories: Sequence[np.ndarray]) -> dict[str, float]:
+        lists = [items for items, _ in code_lists(decoder, catalogue, variant, by, histories)]
         return metrics_of(lists, cases.labels, catalogue.codes)
 
     exact = replace(prompt, stride=1)
@@ -78,7 +78,7 @@ def compare(decoder: Decoder, catalogue: Catalogue, prompt: Prompt, search: Sear
         scores: measured(exact, replace(search, scores=scores), cases.histories) for scores in get_args(Scores)
     }
     strides = {1: by_scores[search.scores]["ndcg@10"]}
-    for stride in (one for one in STRIDES[1:] if one <= prompt.max_items):
+    for stride in (stride for stride in STRIDES[1:] if stride <= prompt.max_items):
         cut = _cut(cases.histories, prompt.max_items, stride)
         strides[stride] = measured(exact, search, cut)["ndcg@10"]
     return {
@@ -96,13 +96,13 @@ def choose_stride(ndcg_by_stride: Mapping[int, float]) -> int:
     return max(stride for stride, ndcg in ndcg_by_stride.items() if ndcg >= least and (ndcg > least or stride == 1))
 
 
-def describe(found: Mapping[str, Any]) -> list[str]:
+def describe(measured: Mapping[str, Any]) -> list[str]:
     """Return sentences on scores and stride."""
-    by_scores = ", ".join(f"{name} {values['ndcg@10']:.4f}" for name, values in found["scores"].items())
-    strides = ", ".join(f"{stride}: {ndcg:.4f}" for stride, ndcg in found["strides"].items())
+    by_scores = ", ".join(f"{name} {values['ndcg@10']:.4f}" for name, values in measured["scores"].items())
+    strides = ", ".join(f"{stride}: {ndcg:.4f}" for stride, ndcg in measured["strides"].items())
     return [
-        f"NDCG@10 on {found['num_cases']} labels by scores: {by_scores}; {found['better']} ranks better",
-        f"NDCG@10 by stride of the history: {strides}; stride {found['stride']} is used",
+        f"NDCG@10 on {measured['num_cases']} labels by scores: {by_scores}; {measured['better']} ranks better",
+        f"NDCG@10 by stride of the history: {strides}; stride {measured['stride']} is used",
     ]
 
 

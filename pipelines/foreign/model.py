@@ -94,7 +94,7 @@ def read_imported(root: Path, name: str) -> ImportedModel:
     """Read an import by its name. Raises Refused."""
     path = root / FOLDER / name / ABOUT
     if not path.is_file():
-        known = sorted(one.parent.name for one in (root / FOLDER).glob(f"*/{ABOUT}"))
+        known = sorted(path.parent.name for path in (root / FOLDER).glob(f"*/{ABOUT}"))
         fix = f"imported are {', '.join(known)}" if known else "run `tailrace import model` first"
         raise Refused("--decoder", "", f"{name!r} is not imported", fix)
     return ImportedModel(path.parent, json.loads(path.read_text()))
@@ -190,9 +190,9 @@ def _close(
     eos = special_tokens_of(read_tokenizer_config(decoder_dir)).get("eos_token", "")
     tokens: list[int] = []
     for text in derived.close:
-        found = tokenizer.token_to_id(eos if text == EOS else text)
-        ids = [found] if found is not None else tokenizer.encode(text, add_special_tokens=False).ids
-        if not ids or (text == EOS and found is None):
+        token_id = tokenizer.token_to_id(eos if text == EOS else text)
+        ids = [token_id] if token_id is not None else tokenizer.encode(text, add_special_tokens=False).ids
+        if not ids or (text == EOS and token_id is None):
             fix = "name eos_token in tokenizer_config.json, or give --no-count-close"
             raise Refused("tokenizer_config.json", "eos_token", f"{text} not found", fix)
         tokens += ids

@@ -109,26 +109,26 @@ def derive(
     codes = Codes(table)
     encoded = [encode(tokenizer, example, bos) for example in examples]
     parts = [codes.split(tokens) for tokens in encoded]
-    longest = max((len(found) for found, _ in parts), default=0)
+    longest = max((len(sids) for sids, _ in parts), default=0)
     if not longest:
         fix = "give the rows of the same index, with SIDs in their history"
         raise Refused(file, "row 1", "no example has an item of the index in its prompt", fix)
-    first = next(number for number, (found, _) in enumerate(parts) if found)
+    first = next(number for number, (sids, _) in enumerate(parts) if sids)
     head, tail = parts[first][1][0], parts[first][1][-1]
-    between = next((gaps[1] for found, gaps in parts if len(found) > 1), ())
+    between = next((gaps[1] for sids, gaps in parts if len(sids) > 1), ())
     prompt = Prompt(max_items or longest, stride, head, between, tail)
     histories, labels = [], []
-    for example, tokens, (found, _) in zip(examples, encoded, parts, strict=True):
-        histories.append(_rows_of(codes, found, file, example.number))
-        _require_equal(prompt.joined(found), tokens, file, example.number)
+    for example, tokens, (history, _) in zip(examples, encoded, parts, strict=True):
+        histories.append(_rows_of(codes, history, file, example.number))
+        _require_equal(prompt.joined(history), tokens, file, example.number)
         labels.append(_label_of(codes, tokenizer, example))
     return Derived(prompt=prompt, histories=tuple(histories), labels=tuple(labels), close=examples[0].close)
 
 
-def _rows_of(codes: Codes, found: Sequence[tuple[int, ...]], file: str, number: int) -> np.ndarray:
-    rows = [codes.row_of(code) for code in found]
+def _rows_of(codes: Codes, history: Sequence[tuple[int, ...]], file: str, number: int) -> np.ndarray:
+    rows = [codes.row_of(code) for code in history]
     if None in rows:
-        missing = found[rows.index(None)]
+        missing = history[rows.index(None)]
         problem = f"code {list(missing)} of the history belongs to no item"
         raise Refused(file, f"row {number}", problem, "give the index of the same training")
     return np.array(rows, dtype=np.int64)
@@ -138,7 +138,10 @@ def _require_equal(compiled: Sequence[int], tokens: Sequence[int], file: str, nu
     if tuple(compiled) == tuple(tokens):
         return
     pairs = zip(compiled, tokens, strict=False)
-    first = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(compiled), len(tokens)))
+    first = next(
+        (position for position, (first_token, other) in enumerate(pairs) if first_token != other),
+        min(len(compiled), len(tokens)),
+    )
     problem = f"its encoding differs from the other rows' prompt from token {first} on"
     fix = "give rows of one prompt format, or a template with --prompt"
     raise Refused(file, f"row {number}", problem, fix)
@@ -146,8 +149,8 @@ def _require_equal(compiled: Sequence[int], tokens: Sequence[int], file: str, nu
 
 def _label_of(codes: Codes, tokenizer: Tokenizer, example: Example) -> int:
     tokens = example.answer_tokens or tokenizer.encode(example.answer, add_special_tokens=False).ids
-    found, _ = codes.split(tokens)
-    row = codes.row_of(found[0]) if found else None
+    sids, _ = codes.split(tokens)
+    row = codes.row_of(sids[0]) if sids else None
     return -1 if row is None else row
 
 
@@ -183,8 +186,8 @@ def read_template(path: Path, chat: ChatTemplate | None) -> Template:
         _check_types(path, section, values)
     pieces = _pieces(path, prompt, chat)
     if sum(piece.count(HISTORY) for piece in pieces) != 1:
-        found = sum(piece.count(HISTORY) for piece in pieces)
-        raise Refused(path.name, "prompt.user", f"{found} places for {HISTORY}", f"write {HISTORY} exactly once")
+        count = sum(piece.count(HISTORY) for piece in pieces)
+        raise Refused(path.name, "prompt.user", f"{count} places for {HISTORY}", f"write {HISTORY} exactly once")
     if misplaced := next((name for name in sorted(_ITEM_FIELDS) if any(name in piece for piece in pieces)), None):
         raise Refused(path.name, "prompt.user", f"{misplaced} belongs to an item", f"write it in item, {HISTORY} here")
     item = prompt.get("item", "{code}")
@@ -282,8 +285,8 @@ def _prove_text(template: Template, tokenizer: Tokenizer, table: ItemCodeTable, 
     items = [template.item.replace("{code}", name) for name in names]
     written = template.separator.join(_PLACEHOLDER.sub("", item) for item in items)
     pieces = tuple(piece.replace(HISTORY, written) for piece in template.pieces)
-    found, _ = codes.split(encode(tokenizer, Example(number=1, pieces=pieces, special_tokens=template.special_tokens)))
-    rows = [codes.row_of(code) for code in found]
+    sids, _ = codes.split(encode(tokenizer, Example(number=1, pieces=pieces, special_tokens=template.special_tokens)))
+    rows = [codes.row_of(code) for code in sids]
     if [None if row is None else tuple(table.codes[row]) for row in rows] != [
         tuple(code) for code in table.codes[: len(names)]
     ]:

@@ -26,7 +26,7 @@ def _delimited(path: Path) -> pl.DataFrame:
     with path.open("rb") as file:
         first = file.readline()
     return pl.read_csv(
-        path, infer_schema=False, separator=max((",", "\t", ";"), key=lambda one: first.count(one.encode()))
+        path, infer_schema=False, separator=max((",", "\t", ";"), key=lambda separator: first.count(separator.encode()))
     )
 
 

@@ -120,8 +120,8 @@ def codes_of_new(folder: Path, catalogue: Catalogue, index: ItemIndex, item_ids:
         row, level = unknown[0]
         problem = f"{new.sids[item_ids[row]][level]} is unknown at level {level + 1} of the bundle"
         raise Refused(index.file, f"item {item_ids[row]}", problem, "train with the new index, or give a known code")
-    found: np.ndarray = codes_ID.astype(np.int32)
-    return found
+    known_codes: np.ndarray = codes_ID.astype(np.int32)
+    return known_codes
 
 
 def describe_shared(codes: np.ndarray) -> str:

@@ -29,7 +29,7 @@ class LiveCatalogue:
 
     def live(self, item_ids: Iterable[str]) -> list[str]:
         """Return which of these items have a state and are not deleted."""
-        return self.items.read(lambda layout: [one for one in item_ids if layout.state(one) is not None])
+        return self.items.read(lambda layout: [item_id for item_id in item_ids if layout.state(item_id) is not None])
 
     def lacks(self, item_ids: Iterable[str]) -> set[str]:
         """Return which of these items have no state; a deletion is a state."""
@@ -48,8 +48,8 @@ class Delivered:
     def read(cls, path: Path) -> "Delivered":
         """Return the recorded items; none if the file is missing or damaged."""
         try:
-            found = json.loads(path.read_text())
-            return cls(frozenset(found["item_ids"]), str(found["topic_id"]))
+            record = json.loads(path.read_text())
+            return cls(frozenset(record["item_ids"]), str(record["topic_id"]))
         except (OSError, ValueError, TypeError, KeyError):
             return cls()
 

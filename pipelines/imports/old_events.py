@@ -28,8 +28,10 @@ class OldEvents:
         if not events:
             return
         self._parts.mkdir(parents=True, exist_ok=True)
-        rows = [{name: getattr(one, name) for name in _COLUMNS} | {"event_time": one.event_time_ms} for one in events]
-        ids = "\n".join(one.event_id for one in events)
+        rows = [
+            {name: getattr(event, name) for name in _COLUMNS} | {"event_time": event.event_time_ms} for event in events
+        ]
+        ids = "\n".join(event.event_id for event in events)
         name = hashlib.sha256(ids.encode()).hexdigest()[:16]
         parts = [*self._parts.glob("*.parquet")]
         if not any(part.stem.endswith(name) for part in parts):
@@ -40,7 +42,7 @@ class OldEvents:
         files = [*sorted(self._parts.glob("*.parquet"))]
         if files:
             read = [self._table, *files] if self._table.exists() else files
-            merged = pl.concat([pl.read_parquet(one) for one in read], how="diagonal").unique(
+            merged = pl.concat([pl.read_parquet(path) for path in read], how="diagonal").unique(
                 "event_id", keep="first", maintain_order=True
             )
             self._write(merged.sort("event_time", maintain_order=True), self._table)

@@ -24,7 +24,7 @@ class OrderedEvents:
         waiting: list[pl.DataFrame] = []
         for batch in batches:
             waiting.append(batch)
-            if sum(len(one) for one in waiting) >= STRETCH_ROWS:
+            if sum(len(frame) for frame in waiting) >= STRETCH_ROWS:
                 self._write(pl.concat(waiting))
                 waiting = []
         if waiting and (left := pl.concat(waiting)).height:

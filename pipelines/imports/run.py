@@ -78,7 +78,7 @@ def import_items(
     Delivered(before.item_ids | now, before.topic_id or catalogue.topic_id).write(delivered_file)
 
     def deliver(batch: pl.DataFrame) -> None:
-        run.send([(one.key, one.encode()) for one in item_states(batch)])
+        run.send([(state.key, state.encode()) for state in item_states(batch)])
 
     outcome = Import(lambda: [items], deliver, run.moved, run.progress_file).run()
     again = items.head(outcome.num_before).filter(pl.col("item_id").is_in(lost))
@@ -112,16 +112,16 @@ def import_events(run: ImportRun, old: OldEvents | None, now_ms: int) -> tuple[I
         is_old = pl.col("event_time").dt.epoch("ms") < since_ms
         if old is not None:
             old.add(interactions(batch.filter(is_old)))
-        run.send([(one.key, one.encode()) for one in interactions(batch.filter(~is_old))])
+        run.send([(event.key, event.encode()) for event in interactions(batch.filter(~is_old))])
 
-    found, num_passes = table.findings, 0
+    table_findings, num_passes = table.findings, 0
 
     def rows() -> Iterator[pl.DataFrame]:
         nonlocal num_passes
         num_passes += 1
-        findings = found if num_passes == 1 else Findings("events")  # duplicates are counted once
+        findings = table_findings if num_passes == 1 else Findings("events")  # duplicates are counted once
         return (distinct(stretch, findings) for stretch in ordered.stretches())
 
     outcome = Import(rows, deliver, run.moved, run.progress_file).run()
     ordered.remove()
-    return outcome, found
+    return outcome, table_findings

@@ -60,10 +60,10 @@ def _answer(source: str, query: str, folder: Path) -> Path:
                 for batch in batches:
                     writer.write_batch(batch)
     except (dbapi.Error, OSError) as error:
-        found = f"{_without_secrets(source)}: {error}"
+        problem = f"{_without_secrets(source)}: {error}"
         if isinstance(error, dbapi.OperationalError):
-            raise EnvironmentFault(f"{found}; is the database up, and may this user read it?") from error
-        raise DataError("", found, "--query 'SELECT item_id, title FROM products ORDER BY item_id'") from error
+            raise EnvironmentFault(f"{problem}; is the database up, and may this user read it?") from error
+        raise DataError("", problem, "--query 'SELECT item_id, title FROM products ORDER BY item_id'") from error
     return path
 
 
@@ -88,16 +88,16 @@ def _downloaded(url: str, folder: Path) -> Path:
     store = open_store(f"{parts.scheme}://{parts.netloc}", "SOURCE")
     name = parts.path.lstrip("/")
     try:
-        found = store.head(name)
-        mark = hashlib.sha256(f"{url} {found['e_tag']} {found['size']}".encode()).hexdigest()[:16]
+        head = store.head(name)
+        mark = hashlib.sha256(f"{url} {head['e_tag']} {head['size']}".encode()).hexdigest()[:16]
         path = folder / f"{mark}{Path(name).suffix}"
         folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             return path
         part = path.with_suffix(f"{path.suffix}.part")
         with part.open("ab") as file:
-            while (at := file.tell()) < found["size"]:
-                file.write(store.get_range(name, start=at, end=min(found["size"], at + _CHUNK_BYTES)))
+            while (at := file.tell()) < head["size"]:
+                file.write(store.get_range(name, start=at, end=min(head["size"], at + _CHUNK_BYTES)))
     except FileNotFoundError as error:  # obstore's NotFoundError is a FileNotFoundError
         raise DataError("", f"no object {url}", "s3://bucket/items.csv") from error
     except BaseError as error:

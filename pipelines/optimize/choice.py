@@ -142,12 +142,12 @@ def best(rows: Sequence[VariantRow], verdicts: Mapping[str, VariantDecision]) ->
     return min(winners, key=lambda row: row.request_ms * row.weight_bytes, default=None)
 
 
-def _dominates(one: VariantRow, other: VariantRow) -> bool:
+def _dominates(variant: VariantRow, other: VariantRow) -> bool:
     """Whether a row is at least as good in NDCG, bytes and (within noise) time, and better in one of them."""
-    is_as_good = one.ndcg >= other.ndcg and one.weight_bytes <= other.weight_bytes
+    is_as_good = variant.ndcg >= other.ndcg and variant.weight_bytes <= other.weight_bytes
     is_as_fast, is_faster = (
-        one.request_ms * _EQUAL <= other.request_ms,
-        one.request_ms <= _EQUAL * other.request_ms,
+        variant.request_ms * _EQUAL <= other.request_ms,
+        variant.request_ms <= _EQUAL * other.request_ms,
     )
-    is_better = one.ndcg > other.ndcg or one.weight_bytes < other.weight_bytes
+    is_better = variant.ndcg > other.ndcg or variant.weight_bytes < other.weight_bytes
     return is_as_good and is_as_fast and (is_better or is_faster)

@@ -77,7 +77,7 @@ class MeasuredVariant:
             prompt = self._loaded.prompt.tokens(catalogue, history.tolist())
             engine.add_rank(str(number), prompt, k=_K, excluded=() if self._repeats else history)
         outcomes = _run(engine)
-        tokens = sum(one.num_prompt_tokens - one.num_cached_tokens for one in outcomes.values())
+        tokens = sum(outcome.num_prompt_tokens - outcome.num_cached_tokens for outcome in outcomes.values())
         return [outcomes[str(number)].item_indices for number in range(len(histories))], tokens
 
 
@@ -94,13 +94,13 @@ def ranked(
         for start in range(0, len(cases), _NUM_BATCHED):
             rows = slice(start, start + _NUM_BATCHED)
             lists, _ = variant.rank(cases.histories[rows])
-            gains += [gain(found, int(target)) for found, target in zip(lists, cases.targets[rows], strict=True)]
+            gains += [gain(ranking, int(target)) for ranking, target in zip(lists, cases.targets[rows], strict=True)]
             progress(len(gains), len(cases), "users")
         np.save(out / _GAINS, np.array(gains))
 
     key = content_key(dict(about), [_engine_sources(), str(len(cases))], [sys.modules[__name__], exports])
-    found: np.ndarray = np.load(cache.run("ranked", key, work).path / _GAINS)
-    return found
+    ranked_gains: np.ndarray = np.load(cache.run("ranked", key, work).path / _GAINS)
+    return ranked_gains
 
 
 def speeds(variants: Mapping[str, Ranker], cases: Cases) -> dict[str, Speed]:

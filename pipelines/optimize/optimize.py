@@ -190,10 +190,10 @@ def _publish(
     parent: Parent,
     recipes: tuple[VariantRecipe, ...],
     made: Mapping[str, Path | None],
-    found: tuple[VariantRow, list[VariantRow], Mapping[str, VariantDecision]],
+    measured: tuple[VariantRow, list[VariantRow], Mapping[str, VariantDecision]],
     scratch: Path,
 ) -> dict[str, Bundle]:
-    base, rows, verdicts = found
+    base, rows, verdicts = measured
     picture, now, children = scratch / PICTURE, datetime.now(UTC), {}
     report.draw(base, rows, verdicts, picture)
     shown = f"{report.markdown(base, rows, verdicts)}\n\n![NDCG@10 by time]({PICTURE})"

@@ -40,7 +40,7 @@ def without_channels(
     unit = 64 if before.intermediate_size >= 128 else 1
     after = replace(before, intermediate_size=max(unit, round(before.intermediate_size * kept_share / unit) * unit))
     energy = _energies(decoder, "down", catalogue, histories, stride)
-    kept = [_largest(one, after.intermediate_size) for one in energy]
+    kept = [_largest(channel_energy, after.intermediate_size) for channel_energy in energy]
     return _cut(decoder, after, [{before.intermediate_size: channels} for channels in kept])
 
 
@@ -111,10 +111,10 @@ def _mean_squares(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """Accumulate the sums of squares of these modules' inputs by channel inside this block."""
     sums = [torch.zeros(()) for _ in modules]
 
-    def add(place: int, _module: nn.Module, inputs: tuple[Tensor]) -> None:
-        sums[place] = sums[place] + inputs[0].flatten(0, -2).pow(2).sum(0)
+    def add(index: int, _module: nn.Module, inputs: tuple[Tensor]) -> None:
+        sums[index] = sums[index] + inputs[0].flatten(0, -2).pow(2).sum(0)
 
-    hooks = [module.register_forward_pre_hook(partial(add, place)) for place, module in enumerate(modules)]
+    hooks = [module.register_forward_pre_hook(partial(add, index)) for index, module in enumerate(modules)]
     try:
         yield sums
     finally:

@@ -309,17 +309,17 @@ def _kv_heads(config: _Config, heads: int) -> int:
     nested = config.raw.get("attn_config")
     config.read.update(("multi_query", "multi_query_attention", "multi_query_group_num"))
     if isinstance(nested, Mapping) and nested.get("kv_n_heads") is not None:
-        found: int | None = _whole("attn_config.kv_n_heads", nested["kv_n_heads"])
+        given: int | None = _whole("attn_config.kv_n_heads", nested["kv_n_heads"])
     elif config.family_name == "falcon":
         is_new = config.flag("new_decoder_architecture")
-        found = config.whole("num_key_value_heads", heads) if is_new else (1 if config.flag("multi_query") else heads)
+        given = config.whole("num_key_value_heads", heads) if is_new else (1 if config.flag("multi_query") else heads)
     elif config.raw.get("multi_query_attention"):
-        found = config.whole("multi_query_group_num", 1)
+        given = config.whole("multi_query_group_num", 1)
     elif config.family_name == "gpt_bigcode":
-        found = 1 if config.flag("multi_query") else heads
+        given = 1 if config.flag("multi_query") else heads
     else:
-        found = config.whole("num_key_value_heads", heads)
-    kv_heads = found or heads
+        given = config.whole("num_key_value_heads", heads)
+    kv_heads = given or heads
     if heads % kv_heads:
         raise UnplannedConfig(
             f"num_key_value_heads: {kv_heads:,} do not divide num_attention_heads {heads:,}; give a divisor"

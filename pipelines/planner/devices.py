@@ -116,14 +116,14 @@ def _is_written(device: Device, text: str) -> bool:
     if not text.startswith(device.base):
         return False
     words = sorted((*device.marks, *device.qualifiers), key=len, reverse=True)
-    found = re.findall("|".join(map(re.escape, words)), rest) if (rest := text[len(device.base) :]) and words else []
-    return "".join(found) == rest and set(device.marks) <= set(found) and len(found) == len(set(found))
+    marks = re.findall("|".join(map(re.escape, words)), rest) if (rest := text[len(device.base) :]) and words else []
+    return "".join(marks) == rest and set(device.marks) <= set(marks) and len(marks) == len(set(marks))
 
 
 def device_of_driver(name: str) -> Device | None:
     """Return the device that torch reports under this name (`torch.cuda.get_device_name`), None if unknown."""
-    found = [(start, device) for device in DEVICES for start in device.starts if _is_start(start, name)]
-    return max(found, key=lambda pair: len(pair[0]))[1] if found else None
+    matches = [(start, device) for device in DEVICES for start in device.starts if _is_start(start, name)]
+    return max(matches, key=lambda pair: len(pair[0]))[1] if matches else None
 
 
 def parse_gpus(text: str) -> Gpus:

@@ -118,15 +118,15 @@ def layout_asked(text: str, num_gpus: int) -> Asked:
 
     Raises InvalidRequest unless it is a layout of `num_gpus`.
     """
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for word in re.split(r"[,+\s]+", text.strip().lower()):
         match = _SIZE.fullmatch(word)
         name, value = (_FIELDS[match[1]], int(match[2])) if match and match[1] else ("checkpointing", word)
-        if match is None or value == 0 or name in found:
+        if match is None or value == 0 or name in sizes:
             fix = "give sizes above 0 of tp, pp, dp, fsdp and mb, each once, such as tp8,pp2,dp4"
             raise InvalidRequest("--layout", f"{word!r} is not a size of a layout", fix)
-        found[name] = value
-    asked = Asked(**found)
+        sizes[name] = value
+    asked = Asked(**sizes)
     size = asked.data * asked.shard * asked.tensor * asked.pipeline
     if size != num_gpus:
         raise InvalidRequest("--layout", f"{text} is of {size:,} GPUs, --gpus of {num_gpus:,}", "give equal numbers")

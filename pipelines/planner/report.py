@@ -229,10 +229,10 @@ def _time_lines(made: PlannedLayout) -> Iterator[str]:
 
 
 def _collective_lines(step: PlannedStepTime) -> Iterator[str]:
-    for one in step.collectives:
+    for collective in step.collectives:
         yield (
-            f"collective {one.name}: {one.num_bytes / 1e9:.2f} GB a step over {one.link}, "
-            f"{_seconds(one.seconds)}, waited for {_seconds(one.exposed_s)}"
+            f"collective {collective.name}: {collective.num_bytes / 1e9:.2f} GB a step over {collective.link}, "
+            f"{_seconds(collective.seconds)}, waited for {_seconds(collective.exposed_s)}"
         )
 
 

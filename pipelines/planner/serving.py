@@ -137,10 +137,10 @@ def _phase(
 ) -> ServingStep:
     overhead = _STEP_S
     if shards > 1:
-        place = "node" if shards <= device.gpus_per_node else "network"
-        link = device.node_link_bytes_per_s if place == "node" else device.network_bytes_per_s
+        link_name = "node" if shards <= device.gpus_per_node else "network"
+        link = device.node_link_bytes_per_s if link_name == "node" else device.network_bytes_per_s
         sent = all_reduce_bytes(rows, shape.hidden_size, shape.num_layers, shards)
-        overhead += 2 * shape.num_layers * _ALL_REDUCE_S[place] + sent / link
+        overhead += 2 * shape.num_layers * _ALL_REDUCE_S[link_name] + sent / link
     return ServingStep(
         name=name,
         num_bytes=num_bytes,

@@ -111,7 +111,7 @@ class PlannedStepTime:
 
     @property
     def exposed_s(self) -> float:
-        return sum(one.exposed_s for one in self.collectives)
+        return sum(collective.exposed_s for collective in self.collectives)
 
     @property
     def total_s(self) -> float:
@@ -146,23 +146,31 @@ def step_time(
     often FSDP gathers the weights for a micro-batch: for both passes, or once where they stay. `constants` are the
     fitted ones unless given.
     """
-    found = constants or fitted()
+    coefficients = constants or fitted()
     work = (
-        _plain_work(shape, layout, gpus.device, dtype, found)
+        _plain_work(shape, layout, gpus.device, dtype, coefficients)
         if isinstance(shape, PlainShape)
-        else _decoder_work(shape, layout, length, gpus.device, dtype, found)
+        else _decoder_work(shape, layout, length, gpus.device, dtype, coefficients)
     )
-    collectives = _collectives(shape, layout, length, gpus, reduce_bytes, gathers, found)
+    collectives = _collectives(shape, layout, length, gpus, reduce_bytes, gathers, coefficients)
     micro = layout.accumulation
     products, attention, traffic, launch = (micro * seconds for seconds in work)
     held = _held_parameters(shape, layout)
     optimizer = _OPTIMIZER_BYTES * held / gpus.device.memory_bytes_per_s
-    ideal = products + attention + traffic + launch + sum(one.exposed_s for one in collectives if one.name != _ONCE)
+    ideal = (
+        products
+        + attention
+        + traffic
+        + launch
+        + sum(collective.exposed_s for collective in collectives if collective.name != _ONCE)
+    )
     bubble = ideal * bubble_of_ideal(layout.pipeline, micro, layout.execution.virtual_stages)
-    total = ideal + bubble + optimizer + sum(one.exposed_s for one in collectives if one.name == _ONCE)
-    at_peak = efficiency_of(gpus.device, found) * (products + found.attention * attention)
-    group = group_of(shape, layout, gpus.device, found, dtype=dtype)
-    low, high = found.intervals.get(group, (0.0, 0.0))
+    total = (
+        ideal + bubble + optimizer + sum(collective.exposed_s for collective in collectives if collective.name == _ONCE)
+    )
+    at_peak = efficiency_of(gpus.device, coefficients) * (products + coefficients.attention * attention)
+    group = group_of(shape, layout, gpus.device, coefficients, dtype=dtype)
+    low, high = coefficients.intervals.get(group, (0.0, 0.0))
     return PlannedStepTime(
         products_s=products,
         attention_s=attention,
@@ -174,7 +182,7 @@ def step_time(
         low_s=max(total * math.exp(-high), at_peak),
         high_s=total * math.exp(-low),
         group=group,
-        notes=_notes(group, gpus.device, found),
+        notes=_notes(group, gpus.device, coefficients),
     )
 
 
@@ -192,7 +200,7 @@ def efficiency_of(device: Device, constants: Constants) -> float:
     """Return the fraction of the peak that large products reach: the chip's, or the nearest fitted chip's."""
     if device.chip in constants.efficiency:
         return constants.efficiency[device.chip]
-    peaks = {one.chip: one.flops_per_s["bf16"] for one in DEVICES if one.chip in constants.efficiency}
+    peaks = {device.chip: device.flops_per_s["bf16"] for device in DEVICES if device.chip in constants.efficiency}
     peak = device.flops_per_s["bf16"]
     return constants.efficiency[min(peaks, key=lambda chip: abs(math.log(peaks[chip] / peak)))]
 
@@ -270,7 +278,7 @@ def _collectives(
 
     A ring sends (n - 1) / n of a tensor to gather or scatter it, and twice as much to all-reduce it.
     """
-    spans, execution, found = layout.spans(), layout.execution, []
+    spans, execution, collectives = layout.spans(), layout.execution, []
     whole = _held_parameters(shape, layout) * layout.shard
     micro, layers = layout.accumulation, _PLAIN_MODULES
     if isinstance(shape, DecoderShape):
@@ -279,7 +287,7 @@ def _collectives(
     def add(name: str, dimension: str, size: int, num_bytes: float, calls: float, exposed: float) -> None:
         link, bandwidth = group_link(gpus, size, spans[dimension])
         seconds = num_bytes / bandwidth + calls * CALL_S
-        found.append(
+        collectives.append(
             Collective(name=name, link=link, num_bytes=num_bytes, seconds=seconds, exposed_s=exposed * seconds)
         )
 
@@ -294,7 +302,7 @@ def _collectives(
         part = 2 * (layout.data - 1) / layout.data * reduced
         add(_ONCE, "data", layout.data, part, math.ceil(reduced / _BUCKET_BYTES), constants.data)
     if isinstance(shape, PlainShape):
-        return tuple(found)
+        return tuple(collectives)
     row_bytes = BF16 * layout.micro_batch * length * shape.hidden_size * micro
     if layout.tensor > 1:
         times = layers * (6 if layout.checkpointing == "full" else 4)
@@ -314,7 +322,7 @@ def _collectives(
             passes * micro,
             constants.pipeline,
         )
-    return tuple(found)
+    return tuple(collectives)
 
 
 def group_of(

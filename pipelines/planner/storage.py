@@ -161,9 +161,9 @@ def storage_of(
     method, rules, skipped = _read(raw)
     totals: dict[str, list[float]] = {}
     for module in _modules(shape, layers_of):
-        found = None if skipped(module) else next((form for matches, form in rules if matches(module)), None)
+        stored_form = None if skipped(module) else next((form for matches, form in rules if matches(module)), None)
         weights = module.rows * module.columns
-        size = weights * number_bytes if found is None else found.bytes_of(module.rows, module.columns)
+        size = weights * number_bytes if stored_form is None else stored_form.bytes_of(module.rows, module.columns)
         sums = totals.setdefault(module.kind, [0.0, 0.0])
         sums[0], sums[1] = sums[0] + size, sums[1] + weights
     means: dict[str, Any] = {kind: size / weights for kind, (size, weights) in totals.items() if weights}

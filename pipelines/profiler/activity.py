@@ -89,19 +89,21 @@ def activity_of(trace: Trace, device: int | None = None) -> Activity:
 
 
 def _of_gpu(trace: Trace, device: int | None) -> Activity:
-    events = [one for one in trace.of(ActivityKind.KERNEL, ActivityKind.COPY) if device is None or one.device == device]
-    kernels = [one for one in events if one.kind is ActivityKind.KERNEL]
-    collectives = [one for one in kernels if is_communication(one.name)]
-    others = [one for one in kernels if not is_communication(one.name)]
+    events = [
+        event for event in trace.of(ActivityKind.KERNEL, ActivityKind.COPY) if device is None or event.device == device
+    ]
+    kernels = [event for event in events if event.kind is ActivityKind.KERNEL]
+    collectives = [kernel for kernel in kernels if is_communication(kernel.name)]
+    others = [kernel for kernel in kernels if not is_communication(kernel.name)]
     bound = bounds_of(trace, others)
-    span = (min(one.start_us for one in events), max(one.end_us for one in events))
-    of = {kind: _union(one for one, its in zip(others, bound, strict=True) if its is kind) for kind in Bound}
+    span = (min(event.start_us for event in events), max(event.end_us for event in events))
+    of = {kind: _union(kernel for kernel, its in zip(others, bound, strict=True) if its is kind) for kind in Bound}
     sets = {
         "compute": of[Bound.COMPUTE],
         "memory": union(of[Bound.MEMORY], of[Bound.UNKNOWN]),
         "dispatch": NONE,
         "communication": _union(collectives),
-        "copy": _union(one for one in events if one.kind is ActivityKind.COPY),
+        "copy": _union(event for event in events if event.kind is ActivityKind.COPY),
     }
     unknown = subtract(of[Bound.UNKNOWN], union(of[Bound.COMPUTE], of[Bound.MEMORY]))
     return _with_gaps(trace, span, sets, trace.of(ActivityKind.OPERATION, ActivityKind.RUNTIME), unknown)
@@ -110,9 +112,9 @@ def _of_gpu(trace: Trace, device: int | None) -> Activity:
 def _of_cpu(trace: Trace) -> Activity:
     recorded = trace.of(ActivityKind.OPERATION, ActivityKind.RANGE)
     loading = _loading(trace)
-    collectives = [one for one in recorded if is_communication(one.name)]
+    collectives = [event for event in recorded if is_communication(event.name)]
     work = own_times(trace)
-    bound = bounds_of(trace, [one for one, _ in work])
+    bound = bounds_of(trace, [event for event, _ in work])
     tiny = _tiny(work)
     by_kind: dict[str, dict[Thread, list[tuple[float, float]]]] = {
         name: defaultdict(list) for name in ("dispatch", *Bound)
@@ -135,9 +137,9 @@ def _of_cpu(trace: Trace) -> Activity:
         "communication": _union(collectives),
         "copy": NONE,
     }
-    span = (min(one.start_us for one in recorded), max(one.end_us for one in recorded))
+    span = (min(event.start_us for event in recorded), max(event.end_us for event in recorded))
     unknown = subtract(of[Bound.UNKNOWN], union(of[Bound.COMPUTE], of[Bound.MEMORY]))
-    return _with_gaps(trace, span, sets, [one for one in recorded if one.kind is ActivityKind.OPERATION], unknown)
+    return _with_gaps(trace, span, sets, [event for event in recorded if event.kind is ActivityKind.OPERATION], unknown)
 
 
 def _loading(trace: Trace) -> dict[Thread, Intervals]:
@@ -159,13 +161,13 @@ def _tiny(work: Sequence[tuple[TraceEvent, list[tuple[float, float]]]]) -> set[t
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event, pieces in work:
         times[_same(event)].append(sum(end_us - start_us for start_us, end_us in pieces))
-    found = set()
+    tiny = set()
     for same, of_us in times.items():
-        num_long = sum(one > 10 * DISPATCH_US for one in of_us)
+        num_long = sum(call_us > 10 * DISPATCH_US for call_us in of_us)
         is_small = np.percentile(of_us, 90) <= DISPATCH_US and num_long <= max(2, _RARE * len(of_us))
         if len(of_us) >= _MANY and is_small:
-            found.add(same)
-    return found
+            tiny.add(same)
+    return tiny
 
 
 def own_times(trace: Trace) -> list[tuple[TraceEvent, list[tuple[float, float]]]]:
@@ -173,12 +175,12 @@ def own_times(trace: Trace) -> list[tuple[TraceEvent, list[tuple[float, float]]]
     threads: dict[object, list[TraceEvent]] = defaultdict(list)
     for event in trace.of(ActivityKind.OPERATION, ActivityKind.RANGE):
         threads[event.thread].append(event)
-    found = []
+    own = []
     for events in threads.values():
         for event, pieces in _own_pieces(events):
             if pieces and not is_wrapper(event.name) and not is_communication(event.name):
-                found.append((event, pieces))
-    return found
+                own.append((event, pieces))
+    return own
 
 
 def _own_pieces(events: Sequence[TraceEvent]) -> list[tuple[TraceEvent, list[tuple[float, float]]]]:
@@ -193,14 +195,14 @@ def _own_pieces(events: Sequence[TraceEvent]) -> list[tuple[TraceEvent, list[tup
             stack[-1][1].append((reached_us, end_us))
             reached_us = end_us
 
-    for one in pieces:
-        while stack and stack[-1][0].end_us <= one[0].start_us:
+    for event_pieces in pieces:
+        while stack and stack[-1][0].end_us <= event_pieces[0].start_us:
             until(stack[-1][0].end_us)
             stack.pop()
         if stack:
-            until(one[0].start_us)
-        reached_us = max(reached_us, one[0].start_us)
-        stack.append(one)
+            until(event_pieces[0].start_us)
+        reached_us = max(reached_us, event_pieces[0].start_us)
+        stack.append(event_pieces)
     while stack:
         until(stack[-1][0].end_us)
         stack.pop()
@@ -217,7 +219,9 @@ def _with_gaps(
     whole = np.array([span])
     idle = subtract(whole, union(*sets.values()))
     threads, loading = Threads(trace), _loading(trace)
-    waits = union(*(intersect(gaps, loading[one]) for one, gaps in threads.divide(idle).items() if one in loading))
+    waits = union(
+        *(intersect(gaps, loading[thread]) for thread, gaps in threads.divide(idle).items() if thread in loading)
+    )
     rest = subtract(idle, waits)
     is_long = longer_than(rest, LONG_GAP_US)
     recurs = is_long if trace.is_of_gpu else _recurs(is_long, rest, recorded)
@@ -241,10 +245,10 @@ def _with_gaps(
 
 def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[TraceEvent]) -> np.ndarray:
     """Return whether gaps between the same two operations are often long, for each gap."""
-    starts = np.array([one.start_us for one in recorded])
+    starts = np.array([event.start_us for event in recorded])
     before = np.searchsorted(starts, gaps[:, 0], side="left") - 1
     after = np.searchsorted(starts, gaps[:, 1] - 1e-3, side="left")
-    names = [one.name for one in recorded]
+    names = [event.name for event in recorded]
     between = [
         (names[first] if first >= 0 else "", *names[last : last + 1]) for first, last in zip(before, after, strict=True)
     ]
@@ -260,35 +264,37 @@ class _Host:
         self._frames = _frames_by_thread(trace)
         self._recorded = _union(recorded)
         self._is_of_gpu = trace.is_of_gpu
-        leaves = sorted((one for one in recorded if one.kind is ActivityKind.OPERATION), key=lambda one: one.start_us)
-        self._starts = np.array([one.start_us for one in leaves])
+        leaves = sorted(
+            (event for event in recorded if event.kind is ActivityKind.OPERATION), key=lambda event: event.start_us
+        )
+        self._starts = np.array([leaf.start_us for leaf in leaves])
         self._leaves = leaves
 
     def explain(self, gaps: Intervals, recurs: np.ndarray) -> dict[str, Intervals]:
         """Divide gaps into waits for data, waits for other ranks, host work, interruptions, and unrecorded time."""
-        found: dict[str, list[Intervals]] = {
+        parts: dict[str, list[Intervals]] = {
             name: [] for name in ("data", "communication", "host", "interrupted", "unrecorded")
         }
         for gap, does_recur, thread in zip(gaps, recurs, self._threads.of_gaps(gaps), strict=True):
             frame = self._frames[thread].explain(gap[0], gap[1]) if thread in self._frames else None
-            one = gap.reshape(1, 2)
+            interval = gap.reshape(1, 2)
             if not does_recur and frame not in {"data", "communication"}:
-                found["interrupted"].append(one)
+                parts["interrupted"].append(interval)
             elif frame is not None:
-                found[frame].append(one)
+                parts[frame].append(interval)
             elif not self._is_of_gpu and self._follows_collective(gap[0]):
-                found["communication"].append(one)
+                parts["communication"].append(interval)
             else:
-                silent = subtract(one, self._recorded)
+                silent = subtract(interval, self._recorded)
                 silent = silent[longer_than(silent, LONG_GAP_US)]  # there is always a little time between operations
-                found["host"].append(one if self._is_of_gpu else subtract(one, silent))
-                found["unrecorded"].append(NONE if self._is_of_gpu else silent)
-        return {name: union(*pieces) for name, pieces in found.items()}
+                parts["host"].append(interval if self._is_of_gpu else subtract(interval, silent))
+                parts["unrecorded"].append(NONE if self._is_of_gpu else silent)
+        return {name: union(*pieces) for name, pieces in parts.items()}
 
     def _follows_collective(self, start_us: float) -> bool:
         """Whether the last operation begun before is a collective, whose end the thread may wait for."""
-        place = int(np.searchsorted(self._starts, start_us, side="right")) - 1
-        return place >= 0 and is_communication(self._leaves[place].name)
+        index = int(np.searchsorted(self._starts, start_us, side="right")) - 1
+        return index >= 0 and is_communication(self._leaves[index].name)
 
 
 def _frames_by_thread(trace: Trace) -> dict[Thread, "_Covering"]:
@@ -303,8 +309,8 @@ class _Covering:
 
     def __init__(self, frames: Sequence[TraceEvent]) -> None:
         self._frames = frames
-        self._starts = np.array([one.start_us for one in frames])
-        self._ends = np.array([one.end_us for one in frames])
+        self._starts = np.array([frame.start_us for frame in frames])
+        self._ends = np.array([frame.end_us for frame in frames])
 
     def explain(self, start_us: float, end_us: float) -> str | None:
         """Return `data`, `communication` or `host` by the innermost telling frame over most of a gap; None without one.
@@ -312,16 +318,16 @@ class _Covering:
         A bare wait, such as a sleep or a read, is a wait for data unless an enclosing frame tells its purpose.
         """
         shared = np.minimum(self._ends, end_us) - np.maximum(self._starts, start_us)
-        covering = [self._frames[int(place)] for place in np.flatnonzero(shared >= _MOST * (end_us - start_us))]
+        covering = [self._frames[int(index)] for index in np.flatnonzero(shared >= _MOST * (end_us - start_us))]
         for frame in reversed(covering):
             if "distributed" in frame.name and is_communication(frame.name):
                 return "communication"
             if is_input_frame(frame.name) or is_other_work(frame.name):
                 return "data" if is_input_frame(frame.name) else "host"
-        if any(is_waiting_frame(one.name) for one in covering):
+        if any(is_waiting_frame(frame.name) for frame in covering):
             return "data"
         return "host" if covering else None
 
 
 def _union(events: Iterable[TraceEvent]) -> Intervals:
-    return union_of((one.start_us, one.end_us) for one in events)
+    return union_of((event.start_us, event.end_us) for event in events)

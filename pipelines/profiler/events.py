@@ -44,14 +44,14 @@ class TraceEvent:
     @property
     def device(self) -> int:
         """The device number of a kernel or copy, 0 if the trace has none."""
-        found = self.args.get("device", self.thread[0])
-        return found if isinstance(found, int) else 0
+        value = self.args.get("device", self.thread[0])
+        return value if isinstance(value, int) else 0
 
     @property
     def correlation(self) -> int | None:
         """The number that a launch and its kernel share."""
-        found = self.args.get("correlation")
-        return found if isinstance(found, int) else None
+        value = self.args.get("correlation")
+        return value if isinstance(value, int) else None
 
     @property
     def is_on_device(self) -> bool:
@@ -107,9 +107,11 @@ def number_of(value: Any) -> float:
 
 def placed(events: Iterable[TraceEvent]) -> list[TraceEvent]:
     """Return the events by start, enclosing events first, with times relative to the first."""
-    found = sorted(events, key=lambda event: (event.start_us, -event.end_us))
-    origin_us = found[0].start_us if found else 0.0
+    ordered = sorted(events, key=lambda event: (event.start_us, -event.end_us))
+    origin_us = ordered[0].start_us if ordered else 0.0
     return [
-        TraceEvent(one.kind, one.name, one.start_us - origin_us, one.end_us - origin_us, one.thread, one.args)
-        for one in found
+        TraceEvent(
+            event.kind, event.name, event.start_us - origin_us, event.end_us - origin_us, event.thread, event.args
+        )
+        for event in ordered
     ]

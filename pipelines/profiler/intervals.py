@@ -10,7 +10,7 @@ NONE: Intervals = np.empty((0, 2))
 
 def union(*many: Intervals) -> Intervals:
     """Return the union of arrays of intervals, which may overlap and be in any order. Empty intervals vanish."""
-    pairs = np.concatenate([np.asarray(one, dtype=np.float64).reshape(-1, 2) for one in (NONE, *many)])
+    pairs = np.concatenate([np.asarray(intervals, dtype=np.float64).reshape(-1, 2) for intervals in (NONE, *many)])
     pairs = pairs[pairs[:, 1] > pairs[:, 0]]
     if not len(pairs):
         return NONE
@@ -41,8 +41,8 @@ def total(intervals: Intervals) -> float:
 
 def longer_than(intervals: Intervals, least_us: float) -> np.ndarray:
     """Return whether each interval has at least this length."""
-    found: np.ndarray = intervals[:, 1] - intervals[:, 0] >= least_us
-    return found
+    is_long: np.ndarray = intervals[:, 1] - intervals[:, 0] >= least_us
+    return is_long
 
 
 def _where(left: Intervals, right: Intervals, wanted: int) -> Intervals:

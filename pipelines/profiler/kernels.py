@@ -140,8 +140,8 @@ TABLE = (
 @lru_cache(maxsize=16_384)
 def work_of(name: str) -> Bound:
     """Return the kind of work of a kernel, `UNKNOWN` if no row matches."""
-    said = _spoken_name(name)
-    return next((row.work for row in TABLE if row.pattern.search(said)), Bound.UNKNOWN)
+    spoken = _spoken_name(name)
+    return next((row.work for row in TABLE if row.pattern.search(spoken)), Bound.UNKNOWN)
 
 
 def is_product_kernel(name: str) -> bool:
@@ -173,19 +173,19 @@ def _demangled(name: str) -> str:
     if not name.startswith("_Z"):
         return name
     words: list[str] = []
-    place, depth = 2, ""
-    while place < len(name):
-        digits = _DIGITS.match(name, place)
+    offset, depth = 2, ""
+    while offset < len(name):
+        digits = _DIGITS.match(name, offset)
         if digits is None:
-            depth = depth or ("<" if name[place] == "I" and words else "")
+            depth = depth or ("<" if name[offset] == "I" and words else "")
             if depth == "<":
                 words.append("<")
                 depth = "inside"
-            place += 1
+            offset += 1
             continue
-        start = place + len(digits[0])
-        place = start + max(1, int(digits[0][:4]))
-        words.append(name[start:place])
+        start = offset + len(digits[0])
+        offset = start + max(1, int(digits[0][:4]))
+        words.append(name[start:offset])
     return "::".join(words).replace("::<::", "<")
 
 

@@ -92,14 +92,14 @@ def is_input_frame(name: str) -> bool:
     """Whether a Python frame makes input in any context: the DataLoader, an iterator, a function named for batches."""
     if "dataloader.py" in name or name.endswith(": __next__"):
         return True
-    found = _FRAME.match(name)
-    return found is not None and is_input(found[1]) and _OF_BATCHES.search(found[1]) is not None
+    match = _FRAME.match(name)
+    return match is not None and is_input(match[1]) and _OF_BATCHES.search(match[1]) is not None
 
 
 def is_waiting_frame(name: str) -> bool:
     """Whether a Python frame waits: a sleep, a read, a queue, input, or a function named for one of these."""
-    found = _FRAME.match(name)
-    return _WAITS.search(name) is not None or is_input_frame(name) or (found is not None and is_input(found[1]))
+    match = _FRAME.match(name)
+    return _WAITS.search(name) is not None or is_input_frame(name) or (match is not None and is_input(match[1]))
 
 
 def is_other_work(name: str) -> bool:

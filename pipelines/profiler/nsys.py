@@ -67,7 +67,7 @@ def read_nsys(path: Path) -> list[Trace]:
         raise InvalidRequest(
             FIELD, f"{path} is a damaged SQLite file ({error})", "run `nsys export --type sqlite` again"
         ) from error
-    ranks = [one for _, one in sorted(by_process.items()) if any(event.is_on_device for event in one)]
+    ranks = [events for _, events in sorted(by_process.items()) if any(event.is_on_device for event in events)]
     if not ranks:
         raise InvalidRequest(
             FIELD, f"{path} holds no activity of a device", "record with `nsys profile --trace=cuda,nvtx`"
@@ -99,8 +99,8 @@ def _tables(base: sqlite3.Connection) -> dict[str, set[str]]:
 
     Afterwards only reads are allowed.
     """
-    found = base.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0").fetchall()
-    wanted = {"StringIds", "TARGET_INFO_GPU", *_DEVICE_TABLES, *_HOST_TABLES} & {name for (name,) in found}
+    rows = base.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0").fetchall()
+    wanted = {"StringIds", "TARGET_INFO_GPU", *_DEVICE_TABLES, *_HOST_TABLES} & {name for (name,) in rows}
     tables = {
         table: {name for _, name, *_, hidden in base.execute(f'PRAGMA table_xinfo("{table}")') if not hidden}
         for table in wanted
@@ -156,8 +156,8 @@ _MAX_US = 1e18
 
 def _whole(row: Row, name: str) -> int:
     """Return an integer of the row, 0 if null."""
-    found = row.get(name)
-    return found if isinstance(found, int) else 0
+    value = row.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def _name(table: str, row: Row, strings: Mapping[Any, Any]) -> str:

@@ -102,17 +102,17 @@ def bounds_of(trace: Trace, events: Sequence[TraceEvent]) -> list[Bound]:
     """Return the bound of each operation or kernel, by shapes and intensity if recorded, else by name."""
     limits, launchers = limits_of(trace), _Launchers(trace)
     plain = _RIDGE_OF_GPUS if trace.is_of_gpu else _RIDGE_OF_CPUS
-    found = []
+    bounds = []
     for event in events:
         source = launchers.of(event)
         work, whole = _work(event, source), _whole_cost(trace, event.name)
         cost = whole if whole is not None else cost_of(source) if work is Bound.COMPUTE else None
         if cost is not None:
             ridge = plain if limits is None else limits.ridge(_dtype(event, source))
-            found.append(Bound.COMPUTE if cost.flops >= ridge * cost.num_bytes else Bound.MEMORY)
+            bounds.append(Bound.COMPUTE if cost.flops >= ridge * cost.num_bytes else Bound.MEMORY)
         else:
-            found.append(work)
-    return found
+            bounds.append(work)
+    return bounds
 
 
 def _work(event: TraceEvent, source: TraceEvent) -> Bound:
@@ -162,30 +162,32 @@ def most_expensive(trace: Trace, span_us: float, work: Sequence[tuple[TraceEvent
         bounds_us[source.name][bound] += int(1e3 * time_us)
         dtypes[id(source)] = _dtype(event, source)
     longest = sorted(times, key=lambda name: -times[name])[:_NUM_SHOWN]
-    found = []
+    rows = []
     for name in longest:
         sources, time_us = list(calls[name].values()), times[name]
         whole = _whole_cost(trace, name)
-        costs = [cost_of(one) for one in sources] if whole is None else [whole]
-        known = [one for one in costs if one is not None]
+        costs = [cost_of(source) for source in sources] if whole is None else [whole]
+        known = [cost for cost in costs if cost is not None]
         is_known = len(known) == len(costs) and not is_communication(name)
         roofline = None
         if is_known and limits is not None and time_us > 0:
-            least_s = sum(limits.least_s(cost, dtypes[id(one)]) for cost, one in zip(known, sources, strict=False))
+            least_s = sum(
+                limits.least_s(cost, dtypes[id(source)]) for cost, source in zip(known, sources, strict=False)
+            )
             roofline = 1e6 * least_s / time_us if _is_possible(known, limits, time_us) else None
-        found.append(
+        rows.append(
             OperationCost(
                 name=name,
                 calls=len(sources),
                 time_us=time_us,
                 share=time_us / span_us if span_us > 0 else 0.0,
                 bound="links" if is_communication(name) else bounds_us[name].most_common(1)[0][0].value,
-                flops=sum(one.flops for one in known) if is_known else None,
-                num_bytes=sum(one.num_bytes for one in known) if is_known else None,
+                flops=sum(cost.flops for cost in known) if is_known else None,
+                num_bytes=sum(cost.num_bytes for cost in known) if is_known else None,
                 roofline_share=roofline,
             )
         )
-    return found
+    return rows
 
 
 def _is_possible(costs: Sequence[Cost], limits: Limits, time_us: float) -> bool:
@@ -208,7 +210,7 @@ class _Launchers:
 
     def __init__(self, trace: Trace) -> None:
         operations = trace.of(ActivityKind.OPERATION) if trace.is_of_gpu else []
-        self._by_id = {_number_of(one, "External id"): one for one in operations}
+        self._by_id = {_number_of(operation, "External id"): operation for operation in operations}
         self._by_correlation: dict[int | None, TraceEvent] = {}
         stacks: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
         for event in trace.of(ActivityKind.OPERATION, ActivityKind.RUNTIME) if operations else []:
@@ -231,8 +233,8 @@ class _Launchers:
 
 
 def _number_of(event: TraceEvent, name: str) -> int | None:
-    found = event.args.get(name)
-    return found if isinstance(found, int) else None
+    value = event.args.get(name)
+    return value if isinstance(value, int) else None
 
 
 def dtype_of(event: TraceEvent) -> str | None:
@@ -254,8 +256,8 @@ def cost_of(event: TraceEvent) -> Cost | None:
         return None
     inputs = [
         _BYTES.get(name, 4 if name.startswith("tensorlist") else 0) * math.prod(shape)
-        for one, name in zip(dims, _types(event), strict=False)
-        for shape in _shapes(one)
+        for input_dims, name in zip(dims, _types(event), strict=False)
+        for shape in _shapes(input_dims)
     ]
     flops = _flops(base, dims)
     if flops is None or not inputs:
@@ -270,23 +272,23 @@ def cost_of(event: TraceEvent) -> Cost | None:
     return Cost(flops, num_bytes) if num_bytes > 0 else None
 
 
-def _shapes(one: Any) -> list[list[int]]:
+def _shapes(dims: Any) -> list[list[int]]:
     """Return the shapes of a tensor or of a list of tensors; empty for anything else."""
-    if isinstance(one, list) and one and all(isinstance(member, list) for member in one):
-        return [member for member in one if _is_shape(member)]
-    return [one] if _is_shape(one) else []
+    if isinstance(dims, list) and dims and all(isinstance(member, list) for member in dims):
+        return [member for member in dims if _is_shape(member)]
+    return [dims] if _is_shape(dims) else []
 
 
 def _types(event: TraceEvent) -> list[str]:
-    found = event.args.get("Input type")
-    return [str(one).lower() for one in found] if isinstance(found, list) else []
+    types = event.args.get("Input type")
+    return [str(name).lower() for name in types] if isinstance(types, list) else []
 
 
 def _is_shape(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(one, int) and 0 <= one < _LARGEST for one in value)
+        and all(isinstance(size, int) and 0 <= size < _LARGEST for size in value)
         and math.prod(value) < _LARGEST
     )
 
@@ -301,14 +303,14 @@ def _flops(base: str, dims: Sequence[Any]) -> float | None:
         return None if multiply_adds is None else 2.0 * multiply_adds
     if is_product_operation(f"aten::{base}"):
         return None
-    return float(max((math.prod(shape) for one in dims for shape in _shapes(one)), default=0))
+    return float(max((math.prod(shape) for input_dims in dims for shape in _shapes(input_dims)), default=0))
 
 
 def _multiply_adds(base: str, dims: Sequence[Any]) -> float | None:
     if "attention" in base:
         return _attention(base, dims)
     if "convolution" in base:  # of a forward pass, the output's size depends on padding and strides, not on shapes
-        shapes = [one for one in dims if _is_shape(one)]
+        shapes = [shape for shape in dims if _is_shape(shape)]
         is_known = base == "convolution_backward" and len(shapes) >= 3
         return 2.0 * _convolution(shapes[2], shapes[0]) if is_known else None
     product = _product(base, dims)
@@ -327,7 +329,7 @@ def _attention(base: str, dims: Sequence[Any]) -> float | None:
     Packed sequences are not understood.
     """
     first = 1 if "backward" in base else 0
-    operands = [one for one in dims[first : first + 3] if _is_shape(one) and len(one) == 4]
+    operands = [shape for shape in dims[first : first + 3] if _is_shape(shape) and len(shape) == 4]
     if len(operands) < 3:
         return None
     query, key, value = operands
@@ -342,7 +344,7 @@ _ROWS_BEFORE_HEADS = ("_flash_attention", "_efficient_attention")
 def _product(base: str, dims: Sequence[Any]) -> tuple[float, float] | None:
     """Return the multiply-adds of a matrix product, and the elements of its output; None for other operations."""
     first = _PRODUCTS.get(base, 0)
-    operands = [one for one in dims[first : first + 2] if _is_shape(one)]
+    operands = [shape for shape in dims[first : first + 2] if _is_shape(shape)]
     if base not in _PRODUCTS or len(operands) < 2:
         return None
     left, right = operands

@@ -14,21 +14,21 @@ def write_png(profiles: Sequence[RankProfile], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [rows_of(one.activity) for one in profiles]
-    heights = [max(1, len(one)) for one in rows]
+    rows = [rows_of(profile.activity) for profile in profiles]
+    heights = [max(1, len(intervals_by_name)) for intervals_by_name in rows]
     figure = Figure(figsize=(12, 0.8 * len(rows) + 0.3 * sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, one, shown in zip(axes, profiles, rows, strict=True):
-        span_ms = one.parts.span_us / 1_000
-        for place, (name, intervals) in enumerate(shown.items()):
+    for axis, profile, shown in zip(axes, profiles, rows, strict=True):
+        span_ms = profile.parts.span_us / 1_000
+        for index, (name, intervals) in enumerate(shown.items()):
             drawn = [
                 (first / _PIXELS * span_ms, length / _PIXELS * span_ms)
-                for first, length in bars(intervals, one.parts.span_us, _PIXELS)
+                for first, length in bars(intervals, profile.parts.span_us, _PIXELS)
             ]
-            axis.broken_barh(drawn, (-place - 0.4, 0.8), facecolors=COLOURS[name])
-        axis.set_yticks([-place for place in range(len(shown))], [name.replace("_", " ") for name in shown])
+            axis.broken_barh(drawn, (-index - 0.4, 0.8), facecolors=COLOURS[name])
+        axis.set_yticks([-index for index in range(len(shown))], [name.replace("_", " ") for name in shown])
         axis.set_xlim(0, span_ms)
-        axis.set_title(f"rank {one.trace.rank}: {one.verdict.bottleneck.value}", loc="left", fontsize=9)
+        axis.set_title(f"rank {profile.trace.rank}: {profile.verdict.bottleneck.value}", loc="left", fontsize=9)
     axes[-1].set_xlabel("ms")
     figure.savefig(path, format="png", dpi=120)

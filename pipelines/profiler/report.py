@@ -58,7 +58,7 @@ class RankProfile:
             "trace": self.trace.path.name,
             **asdict(self.parts),
             "shares": dict(self.shares.items()),
-            "operations": [asdict(one) for one in self.operations],
+            "operations": [asdict(operation) for operation in self.operations],
             "devices": {str(number): asdict(parts) for number, parts in self.devices.items()},
             "bottleneck": self.verdict.bottleneck.value,
             "sentence": self.verdict.sentence,
@@ -72,7 +72,7 @@ def profile_of(trace: Trace) -> RankProfile:
     parts, shares = parts_of(activity), shares_of(activity)
     work = _work(trace)
     operations = most_expensive(trace, parts.span_us, work)
-    numbers = sorted({one.device for one in trace.events if one.is_on_device})
+    numbers = sorted({event.device for event in trace.events if event.is_on_device})
     span_us = parts.span_us or 1.0
     about = Circumstances(
         is_of_gpu=trace.is_of_gpu,
@@ -83,9 +83,9 @@ def profile_of(trace: Trace) -> RankProfile:
         num_activities=len(work),
         active_us=parts.span_us - parts.idle_us,
         span_us=parts.span_us,
-        recorded_us=max(one.end_us for one in trace.events),
+        recorded_us=max(event.end_us for event in trace.events),
         unknown=activity.unknown_us / span_us,
-        lacks_kernels=not trace.is_of_gpu and any(is_launch(one.name) for one in trace.of(ActivityKind.RUNTIME)),
+        lacks_kernels=not trace.is_of_gpu and any(is_launch(event.name) for event in trace.of(ActivityKind.RUNTIME)),
         half="fp16" if any(_WITHOUT_BF16.search(name) for name in trace.device_names.values()) else "bf16",
         copies=_direction(trace),
     )
@@ -103,8 +103,8 @@ def profile_of(trace: Trace) -> RankProfile:
 
 def as_json(profiles: Sequence[RankProfile]) -> dict[str, Any]:
     """Return the content of `--json`."""
-    rows = [one.as_row() for one in profiles]
-    verdict = common_verdict([one.verdict for one in profiles])
+    rows = [profile.as_row() for profile in profiles]
+    verdict = common_verdict([profile.verdict for profile in profiles])
     top = rows[0] if len(rows) == 1 else {"bottleneck": verdict.bottleneck.value, "sentence": verdict.sentence}
     return top | {"ranks": rows}
 
@@ -112,35 +112,39 @@ def as_json(profiles: Sequence[RankProfile]) -> dict[str, Any]:
 def as_lines(profiles: Sequence[RankProfile]) -> list[str]:
     """Return the printed text: a table of shares, the most expensive operations of each rank, then the sentence."""
     lines = []
-    for one in profiles:
-        parts, limits = one.parts, limits_of(one.trace)
-        where = "GPU" if one.trace.is_of_gpu else "CPU"
-        lines.append(f"rank {one.trace.rank}, {where}: {parts.span_us / 1_000:,.1f} ms in {one.trace.path.name}")
+    for profile in profiles:
+        parts, limits = profile.parts, limits_of(profile.trace)
+        where = "GPU" if profile.trace.is_of_gpu else "CPU"
+        lines.append(
+            f"rank {profile.trace.rank}, {where}: {parts.span_us / 1_000:,.1f} ms in {profile.trace.path.name}"
+        )
         lines += [
             f"  {SHARE_NAMES[name]:24}{share:7.1%}{share * parts.span_us / 1_000:12,.2f} ms"
-            for name, share in one.shares.items()
+            for name, share in profile.shares.items()
         ]
-        lines += [f"  {operation_line(operation)}" for operation in one.operations]
+        lines += [f"  {operation_line(operation)}" for operation in profile.operations]
         if limits is not None:
             lines.append(f"  roofline: {limits.source}, {limits.bytes_per_s / 1e9:,.0f} GB/s")
-        lines += [f"  note: {note}" for note in one.notes]
+        lines += [f"  note: {note}" for note in profile.notes]
         if len(profiles) > 1:
-            lines.append(f"  {one.verdict.sentence}")
-    lines.append(common_verdict([one.verdict for one in profiles]).sentence)
+            lines.append(f"  {profile.verdict.sentence}")
+    lines.append(common_verdict([profile.verdict for profile in profiles]).sentence)
     return lines
 
 
-def operation_line(one: OperationCost) -> str:
+def operation_line(operation: OperationCost) -> str:
     """Return a line about an operation: share of the span, calls, bound, roofline fraction."""
-    roofline = "roofline unknown" if one.roofline_share is None else f"{one.roofline_share:.0%} of its roofline"
-    name = one.name if len(one.name) <= 44 else f"{one.name[:43]}…"
-    return f"{name:46}{one.share:6.1%}  {one.calls:,} calls, bound by {one.bound}, {roofline}"
+    roofline = (
+        "roofline unknown" if operation.roofline_share is None else f"{operation.roofline_share:.0%} of its roofline"
+    )
+    name = operation.name if len(operation.name) <= 44 else f"{operation.name[:43]}…"
+    return f"{name:46}{operation.share:6.1%}  {operation.calls:,} calls, bound by {operation.bound}, {roofline}"
 
 
 def _work(trace: Trace) -> list[tuple[TraceEvent, float]]:
     if trace.is_of_gpu:
-        return [(one, one.duration_us) for one in trace.of(ActivityKind.KERNEL, ActivityKind.COPY)]
-    own = [(one, sum(end_us - start_us for start_us, end_us in pieces)) for one, pieces in own_times(trace)]
+        return [(event, event.duration_us) for event in trace.of(ActivityKind.KERNEL, ActivityKind.COPY)]
+    own = [(event, sum(end_us - start_us for start_us, end_us in pieces)) for event, pieces in own_times(trace)]
     return own
 
 
@@ -148,16 +152,16 @@ def _dtype(trace: Trace, operations: Sequence[OperationCost]) -> str | None:
     """Return the dtype of a device's products, or of a CPU's most expensive operation; None if unknown."""
     if trace.is_of_gpu:
         return dtype_of_products(
-            trace, [one for one in trace.of(ActivityKind.KERNEL) if not is_communication(one.name)]
+            trace, [event for event in trace.of(ActivityKind.KERNEL) if not is_communication(event.name)]
         )
     name = operations[0].name if operations else ""
-    return next((dtype_of(one) for one in trace.of(ActivityKind.OPERATION) if one.name == name), None)
+    return next((dtype_of(event) for event in trace.of(ActivityKind.OPERATION) if event.name == name), None)
 
 
 def _direction(trace: Trace) -> str:
     """Return the direction of most of the copies' time, `fill` for fills, and "" without copies."""
     times: Counter[str] = Counter()
-    for one in trace.of(ActivityKind.COPY):
-        found = _DIRECTION.search(one.name)
-        times[found[0] if found else "fill" if "memset" in one.name.lower() else ""] += int(1_000 * one.duration_us)
+    for event in trace.of(ActivityKind.COPY):
+        match = _DIRECTION.search(event.name)
+        times[match[0] if match else "fill" if "memset" in event.name.lower() else ""] += int(1_000 * event.duration_us)
     return times.most_common(1)[0][0] if times else ""

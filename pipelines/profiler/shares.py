@@ -41,7 +41,7 @@ class Shares:
     host: float
 
     def items(self) -> list[tuple[str, float]]:
-        return [(one.name, getattr(self, one.name)) for one in fields(self)]
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
 
 def parts_of(activity: Activity) -> TimeParts:

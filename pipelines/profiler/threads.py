@@ -20,28 +20,30 @@ class Threads:
     """The launching threads of one trace."""
 
     def __init__(self, trace: Trace) -> None:
-        calls = {one.correlation: one.thread for one in trace.of(ActivityKind.RUNTIME) if one.correlation is not None}
+        calls = {
+            event.correlation: event.thread for event in trace.of(ActivityKind.RUNTIME) if event.correlation is not None
+        }
         if trace.is_of_gpu:
             work = trace.of(ActivityKind.KERNEL, ActivityKind.COPY)
-            found = [None if one.correlation is None else calls.get(one.correlation) for one in work]
+            launchers = [None if event.correlation is None else calls.get(event.correlation) for event in work]
         else:
             work = trace.of(ActivityKind.OPERATION)
-            found = [one.thread for one in work]
-        self._usual = Counter(one for one in found if one is not None) or _busiest(trace)
+            launchers = [event.thread for event in work]
+        self._usual = Counter(thread for thread in launchers if thread is not None) or _busiest(trace)
         self._main = self._usual.most_common(1)[0][0] if self._usual else ("", "")
-        self._starts = np.array([one.start_us for one in work])
-        self._launchers = [self._main if one is None else one for one in found]
+        self._starts = np.array([event.start_us for event in work])
+        self._launchers = [self._main if thread is None else thread for thread in launchers]
 
     def of_gaps(self, gaps: Intervals) -> list[Thread]:
         """Return the thread of each gap."""
         after = np.searchsorted(self._starts, gaps[:, 1] - _ROUNDING_US, side="left")
-        return [self._launchers[place] if place < len(self._launchers) else self._main for place in after]
+        return [self._launchers[index] if index < len(self._launchers) else self._main for index in after]
 
     def divide(self, gaps: Intervals) -> dict[Thread, Intervals]:
         """Return the gaps of each thread."""
         places: dict[Thread, list[int]] = defaultdict(list)
-        for place, thread in enumerate(self.of_gaps(gaps)):
-            places[thread].append(place)
+        for index, thread in enumerate(self.of_gaps(gaps)):
+            places[thread].append(index)
         return {thread: gaps[of_thread] for thread, of_thread in places.items()}
 
 
@@ -50,5 +52,5 @@ def _busiest(trace: Trace) -> Counter[Thread]:
     for kind in (ActivityKind.RUNTIME, ActivityKind.OPERATION, ActivityKind.RANGE, ActivityKind.PYTHON):
         events = trace.of(kind)
         if events:
-            return Counter(one.thread for one in events)
+            return Counter(event.thread for event in events)
     return Counter()

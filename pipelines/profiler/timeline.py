@@ -34,22 +34,22 @@ def rows_of(activity: Activity) -> dict[str, Intervals]:
 
 def bars(intervals: Intervals, span_us: float, width: int) -> list[tuple[int, int]]:
     """Return (first, length) in pixels; touching bars are merged, and the minimum is one pixel."""
-    found: list[tuple[int, int]] = []
+    drawn: list[tuple[int, int]] = []
     for start_us, end_us in intervals:
         first, last = int(width * start_us / span_us), int(width * end_us / span_us)
         last = min(max(last, first + 1), width)
-        if found and first <= found[-1][0] + found[-1][1]:
-            begun = found[-1][0]
-            found[-1] = (begun, max(last, begun + found[-1][1]) - begun)
+        if drawn and first <= drawn[-1][0] + drawn[-1][1]:
+            begun = drawn[-1][0]
+            drawn[-1] = (begun, max(last, begun + drawn[-1][1]) - begun)
         elif first < last:
-            found.append((first, last - first))
-    return found
+            drawn.append((first, last - first))
+    return drawn
 
 
 def as_html(profiles: Sequence[RankProfile]) -> str:
     """Return the page."""
-    verdict = common_verdict([one.verdict for one in profiles])
-    ranks = "".join(_rank(one) for one in profiles)
+    verdict = common_verdict([profile.verdict for profile in profiles])
+    ranks = "".join(_rank(profile) for profile in profiles)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Profile</title>'
         f"<style>{_STYLE}</style></head>"
@@ -57,35 +57,38 @@ def as_html(profiles: Sequence[RankProfile]) -> str:
     )
 
 
-def _rank(one: RankProfile) -> str:
-    span_ms = one.parts.span_us / 1_000
+def _rank(profile: RankProfile) -> str:
+    span_ms = profile.parts.span_us / 1_000
     shares = "".join(
         (
             f'<tr><td>{SHARE_NAMES[name]}</td><td class="n">{share:.1%}</td>'
             f'<td class="n">{share * span_ms:,.2f} ms</td></tr>'
         )
-        for name, share in one.shares.items()
+        for name, share in profile.shares.items()
     )
-    operations = "".join(f"<li><code>{escape(operation_line(operation))}</code></li>" for operation in one.operations)
+    operations = "".join(
+        f"<li><code>{escape(operation_line(operation))}</code></li>" for operation in profile.operations
+    )
     return (
-        f"<h2>Rank {one.trace.rank}: {span_ms:,.1f} ms</h2><p>{escape(one.verdict.sentence)}</p>{_picture(one)}"
+        f"<h2>Rank {profile.trace.rank}: {span_ms:,.1f} ms</h2><p>{escape(profile.verdict.sentence)}</p>"
+        f"{_picture(profile)}"
         f"<table>{shares}</table><ol>{operations}</ol>"
     )
 
 
-def _picture(one: RankProfile) -> str:
-    rows = rows_of(one.activity)
+def _picture(profile: RankProfile) -> str:
+    rows = rows_of(profile.activity)
     height = _ROW * len(rows) + 20
     drawn = [f'<svg width="{_LABEL + _WIDTH}" height="{height}" role="img">']
-    for place, (name, intervals) in enumerate(rows.items()):
-        top = place * _ROW
+    for index, (name, intervals) in enumerate(rows.items()):
+        top = index * _ROW
         drawn.append(f'<text x="0" y="{top + 13}">{name.replace("_", " ")}</text>')
         drawn += [
             f'<rect x="{_LABEL + first}" y="{top + 2}" width="{length}" height="{_ROW - 4}" fill="{COLOURS[name]}"/>'
-            for first, length in bars(intervals, one.parts.span_us, _WIDTH)
+            for first, length in bars(intervals, profile.parts.span_us, _WIDTH)
         ]
     for quarter in range(5):
-        shown = f"{one.parts.span_us / 1_000 * quarter / 4:,.1f} ms"
+        shown = f"{profile.parts.span_us / 1_000 * quarter / 4:,.1f} ms"
         anchor = "end" if quarter == 4 else "start"
         drawn.append(
             f'<text x="{_LABEL + _WIDTH * quarter / 4}" y="{height - 4}" text-anchor="{anchor}">{shown}</text>'

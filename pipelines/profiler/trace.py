@@ -78,10 +78,10 @@ def read_traces(paths: Iterable[Path]) -> list[Trace]:
     ranks = [trace.rank for trace in traces]
     if len(set(ranks)) < len(ranks):
         return [
-            Trace(one.path, number, one.events, one.device_names, one.measured, one.notes)
-            for number, one in enumerate(traces)
+            Trace(trace.path, number, trace.events, trace.device_names, trace.measured, trace.notes)
+            for number, trace in enumerate(traces)
         ]
-    return sorted(traces, key=lambda one: one.rank)
+    return sorted(traces, key=lambda trace: trace.rank)
 
 
 def _read(path: Path) -> list[Trace]:
@@ -119,9 +119,9 @@ def _read_json(path: Path, *, is_gzip: bool) -> Trace:
     rank = distributed.get("rank", 0) if isinstance(distributed, dict) else 0
     properties = about.get("deviceProperties")
     names = {
-        one["id"]: text_of(one["name"])
-        for one in (properties if isinstance(properties, list) else ())
-        if isinstance(one, dict) and isinstance(one.get("id"), int) and "name" in one
+        device["id"]: text_of(device["name"])
+        for device in (properties if isinstance(properties, list) else ())
+        if isinstance(device, dict) and isinstance(device.get("id"), int) and "name" in device
     }
     return Trace(
         path,
@@ -173,37 +173,37 @@ def _int_of(digits: str) -> float:
 def _events(raw: Iterable[Any], left_out: Counter[str]) -> Iterator[TraceEvent]:
     """Yield the events with a place in time. Pairs of begin and end are matched within their thread."""
     open_events: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for one in raw:
-        if not isinstance(one, dict):
+    for record in raw:
+        if not isinstance(record, dict):
             left_out["no object"] += 1
             continue
-        phase = one.get("ph")
+        phase = record.get("ph")
         if phase == "B":
-            open_events.setdefault(_lane(one), []).append(one)
+            open_events.setdefault(_lane(record), []).append(record)
         elif phase == "E":
-            begun = open_events.get(_lane(one))
+            begun = open_events.get(_lane(record))
             if begun:
                 first = begun.pop()
-                yield from _event(first, number_of(one.get("ts")) - number_of(first.get("ts")), left_out)
+                yield from _event(first, number_of(record.get("ts")) - number_of(first.get("ts")), left_out)
         elif phase == "X":
-            yield from _event(one, number_of(one.get("dur")), left_out)
+            yield from _event(record, number_of(record.get("dur")), left_out)
 
 
-def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -> Iterator[TraceEvent]:
-    kind = _kind_of(one)
+def _event(record: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -> Iterator[TraceEvent]:
+    kind = _kind_of(record)
     if kind is None:
         return
-    start_us = number_of(one.get("ts"))
+    start_us = number_of(record.get("ts"))
     if not abs(start_us) < _MAX_TIME_US or not abs(duration_us) < _MAX_TIME_US:
         left_out["a time is missing or not a number"] += 1
     elif duration_us < 0:
         left_out["a duration is negative"] += 1
     else:
-        args = one.get("args")
-        thread = (_hashable(one.get("pid")), _hashable(one.get("tid")))
+        args = record.get("args")
+        thread = (_hashable(record.get("pid")), _hashable(record.get("tid")))
         yield TraceEvent(
             kind,
-            text_of(one.get("name", "")),
+            text_of(record.get("name", "")),
             start_us,
             start_us + duration_us,
             thread,
@@ -227,16 +227,16 @@ def _measured(noted: Any) -> MeasuredLimits | None:
     return MeasuredLimits(str(noted.get("dtype")), flops_per_s, bytes_per_s, known)
 
 
-def _kind_of(one: Mapping[str, Any]) -> ActivityKind | None:
-    name = text_of(one.get("name", ""))
-    kind = _KINDS.get(str(one["cat"]).lower()) if "cat" in one else _KINDS_BY_PROCESS.get(str(one.get("pid")))
+def _kind_of(record: Mapping[str, Any]) -> ActivityKind | None:
+    name = text_of(record.get("name", ""))
+    kind = _KINDS.get(str(record["cat"]).lower()) if "cat" in record else _KINDS_BY_PROCESS.get(str(record.get("pid")))
     if kind is ActivityKind.OPERATION and _RANGE_NAMES.match(name):
         return ActivityKind.RANGE
     return ActivityKind.OPERATION if kind is ActivityKind.RANGE and name.startswith(f"{OUR_METADATA}::") else kind
 
 
-def _lane(one: Mapping[str, Any]) -> tuple[str, str]:
-    return str(one.get("pid")), str(one.get("tid"))
+def _lane(record: Mapping[str, Any]) -> tuple[str, str]:
+    return str(record.get("pid")), str(record.get("tid"))
 
 
 def _hashable(value: Any) -> Any:

@@ -134,7 +134,7 @@ def verdict_of(shares: Shares, about: Circumstances) -> BottleneckReport:
         least[Bottleneck.DATA_WAIT] = _UNRECORDED_WAIT
     over = {kind: share for kind, share in lost.items() if share >= least[kind]}
     if over:
-        kind = max(over, key=lambda one: over[one])
+        kind = max(over, key=lambda bottleneck: over[bottleneck])
         return BottleneckReport(kind, over[kind], _sentence(kind, over[kind], about))
     if about.is_unrecorded:  # too little to be named, and no sign of what else bounds the step
         shares = _without(shares, "data_wait", shares.data_wait)
@@ -151,7 +151,7 @@ def verdict_of(shares: Shares, about: Circumstances) -> BottleneckReport:
     ):
         if share >= enough:
             return BottleneckReport(kind, share, _sentence(kind, share, about))
-    kind, share = max(lost.items(), key=lambda one: one[1])
+    kind, share = max(lost.items(), key=lambda pair: pair[1])
     sentence = (
         f"No bottleneck: products take {shares.compute:.0%} of the time, other computing {shares.memory:.0%},"
         f" and the largest loss, {_NAMES[kind]}, {share:.0%}."
@@ -161,7 +161,7 @@ def verdict_of(shares: Shares, about: Circumstances) -> BottleneckReport:
 
 def _of_several(lost: Mapping[Bottleneck, float], about: Circumstances) -> BottleneckReport:
     """Name the largest of several losses, with their sum and the next one."""
-    (kind, share), (second, its_share), *_ = sorted(lost.items(), key=lambda one: -one[1])
+    (kind, share), (second, its_share), *_ = sorted(lost.items(), key=lambda pair: -pair[1])
     what = (
         f"{sum(lost.values()):.0%} of the time is lost in several ways, {_NAMES[kind]} {share:.0%} and "
         f"{_NAMES[second]} {its_share:.0%}"
@@ -174,7 +174,7 @@ def _without(shares: Shares, name: str, less: float) -> Shares:
     if not 0 < less < 1:
         return shares
     kept = dict(shares.items()) | {name: max(0.0, getattr(shares, name) - less)}
-    return Shares(**{one: share / (1 - less) for one, share in kept.items()})
+    return Shares(**{name: share / (1 - less) for name, share in kept.items()})
 
 
 _SPECIFICITY = {Bottleneck.UNKNOWN: 0, Bottleneck.NONE: 1}
@@ -183,9 +183,9 @@ _SPECIFICITY = {Bottleneck.UNKNOWN: 0, Bottleneck.NONE: 1}
 
 def common_verdict(verdicts: Sequence[BottleneckReport]) -> BottleneckReport:
     """Return the verdict of several ranks: the most frequent bottleneck, in the rank where it is largest."""
-    counts = Counter(one.bottleneck for one in verdicts)
+    counts = Counter(report.bottleneck for report in verdicts)
     most = max(counts, key=lambda kind: (counts[kind], _SPECIFICITY.get(kind, 2)))
-    worst = max((one for one in verdicts if one.bottleneck is most), key=lambda one: one.share)
+    worst = max((report for report in verdicts if report.bottleneck is most), key=lambda report: report.share)
     if len(verdicts) == 1:
         return worst
     return BottleneckReport(most, worst.share, f"On {counts[most]} of {len(verdicts)} ranks: {worst.sentence}")

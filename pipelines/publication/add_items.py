@@ -201,25 +201,25 @@ def with_items(
     New items have no training events.
     """
     ids = (*old.item_ids, *new["item_id"])
-    place = sorted(range(len(ids)), key=ids.__getitem__)
+    order = sorted(range(len(ids)), key=ids.__getitem__)
     codes, sizes = np.arange(len(ids), dtype=np.int32).reshape(-1, 1), old.level_sizes
     if new_codes is not None:
-        codes = np.concatenate([old.codes, new_codes])[place]
+        codes = np.concatenate([old.codes, new_codes])[order]
     elif kept is None:
         sizes = (len(ids),)
     else:
-        codes = extended_codes(ids, ["" for _ in old.item_ids] + texts_of(new), kept)[place]
+        codes = extended_codes(ids, ["" for _ in old.item_ids] + texts_of(new), kept)[order]
     titles = (*old.titles, *new["title"])
     categories = (*old.categories, *(tuple(names) for names in new["categories"].to_list()))
     popularity = np.concatenate([old.popularity, np.zeros(len(new))])
     return replace(
         old,
-        item_ids=tuple(ids[number] for number in place),
-        titles=tuple(titles[number] for number in place),
-        categories=tuple(categories[number] for number in place),
+        item_ids=tuple(ids[number] for number in order),
+        titles=tuple(titles[number] for number in order),
+        categories=tuple(categories[number] for number in order),
         codes=codes,
         level_sizes=sizes,
-        popularity=popularity[place],
+        popularity=popularity[order],
     )
 
 

@@ -100,8 +100,8 @@ def relative_error(evaluated: StudentScorer, served: StudentRanker, cases: Cases
     """Return the largest score difference between the two over some cases, as a fraction of the scores' range."""
     histories = cases.histories[:_NUM_COMPARED]
     expected = evaluated(histories)
-    found = np.stack([served.score(history.tolist()) for history in histories])
-    return float(np.abs(expected - found).max() / (expected.max() - expected.min()))
+    actual = np.stack([served.score(history.tolist()) for history in histories])
+    return float(np.abs(expected - actual).max() / (expected.max() - expected.min()))
 
 
 def time_ranking(ranker: StudentRanker, cases: Cases, num_items: int) -> dict[str, float]:

@@ -82,11 +82,11 @@ def similar_by_text(texts: list[str]) -> SimilarTable:
     None for an item without words.
     """
     num = num_neighbours(len(texts))
-    found = nearest(fit_text(texts, _TEXT_SIZE, seed=0).encode(texts), num)
-    is_alike = found.figures_VC > _LEAST_COSINE
+    neighbours = nearest(fit_text(texts, _TEXT_SIZE, seed=0).encode(texts), num)
+    is_alike = neighbours.figures_VC > _LEAST_COSINE
     return SimilarTable(
-        np.where(is_alike, found.items_VC, NONE).astype(np.int32),
-        np.where(is_alike, found.figures_VC, 0).astype(np.float16),
+        np.where(is_alike, neighbours.items_VC, NONE).astype(np.int32),
+        np.where(is_alike, neighbours.figures_VC, 0).astype(np.float16),
     )
 
 

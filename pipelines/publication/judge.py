@@ -121,9 +121,9 @@ def _judgement_of(bundle: Bundle, bounds: Mapping[str, Any]) -> Judgement | None
     parents, given = parents_of(bundle.manifest), bundle.manifest["lineage"].get("options", {})
     if bounds != {name: given.get(name) for name in bounds} or _FOUND - bundle.manifest.keys():
         return None
-    found: dict[str, Any] = {name: bundle.manifest.get(name) for name in _RECORDED}
+    recorded: dict[str, Any] = {name: bundle.manifest.get(name) for name in _RECORDED}
     compared: dict[str, Any] = {name: parents.get(name) for name in ("compared_with", "reference")}
-    return Judgement(**found, **compared, problems=(), bounds=bounds)
+    return Judgement(**recorded, **compared, problems=(), bounds=bounds)
 
 
 def _others(
@@ -147,7 +147,7 @@ def _compare(
     models: evaluate.EvaluatedModels, held_out: HeldOut, evaluated: StageOutput, others: _Others
 ) -> gate.Compared:
     """Compare the models with each of the other bundles, with a bundle that is both once."""
-    bundles = {one.version: one for one in (others.live, others.reference) if one}
+    bundles = {bundle.version: bundle for bundle in (others.live, others.reference) if bundle}
     rows = {version: champion.compare(models, held_out, evaluated.path, bundle) for version, bundle in bundles.items()}
     return gate.Compared(
         live=rows[others.live.version] if others.live else [],

@@ -86,11 +86,11 @@ def reference_of(store: BundleStore, ingested: Path) -> tuple[Bundle | None, str
 def describe_other(items: pl.DataFrame, catalogue: Catalogue, whose: str = "that are live") -> str | None:
     """Return a sentence on how few of these items the catalogue has; None if the data is the same."""
     titles = dict(zip(catalogue.item_ids, catalogue.titles, strict=True))
-    found = [
+    is_same = [
         titles.get(item_id) == title for item_id, title in items.select("item_id", "title").rows() if item_id in titles
     ]
-    num_same = sum(found)
+    num_same = sum(is_same)
     if num_same >= MIN_SHARED * min(items.height, len(titles)):
         return None
-    renamed = f" ({len(found) - num_same} more share the id, with another title)" if len(found) > num_same else ""
+    renamed = f" ({len(is_same) - num_same} more share the id, with another title)" if len(is_same) > num_same else ""
     return f"{num_same} of {items.height} items are among the {len(titles)} {whose}{renamed}"

@@ -45,8 +45,8 @@ def write_refusal(
     page = _page([refused, *lists, _card("The models", manifest, report, [], level=2)], manifest, report, problems)
     (out / CARD).write_text(page)
     rows = {name: manifest[name] for name in ("against_live", "against_reference")}
-    found = {"problems": problems, "next_steps": next_steps, **rows}
-    (out / "report.json").write_text(json.dumps({**report, "gate": found}, indent=1))
+    gate = {"problems": problems, "next_steps": next_steps, **rows}
+    (out / "report.json").write_text(json.dumps({**report, "gate": gate}, indent=1))
 
 
 def _page(begin: Sequence[str], manifest: Mapping[str, Any], report: Mapping[str, Any], problems: Sequence[str]) -> str:
@@ -111,8 +111,8 @@ def _card(
         ("work of one ranking", ", ".join(f"{name} {num:,}" for name, num in manifest["multiply_adds"].items())),
         ("random seed", manifest["lineage"]["seed"]),
     )
-    found = [*_limits(manifest, report), *limits]
-    return "\n".join([f"{'#' * level} {title}", "", table(("", ""), facts), "", "Limits:", *found])
+    all_limits = [*_limits(manifest, report), *limits]
+    return "\n".join([f"{'#' * level} {title}", "", table(("", ""), facts), "", "Limits:", *all_limits])
 
 
 def _training(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -142,25 +142,25 @@ def _speed(training: Mapping[str, Any]) -> str:
 
 
 def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
-    found = [
+    lines = [
         "- Quality is measured on past behaviour: the user's next item was in the list, for whatever reason.",
         f"- It was measured on {report['num_test_users']} users with enough events, not on visitors without history.",
     ]
     if manifest["depth"] == 1:
-        found.append(
+        lines.append(
             "- Until the next training, an item without training events is ranked only by its text, and only if rows "
             "were learned from text (a recipe's `text_size`)."
         )
     served = report.get("student_serving", {})
     if "num_scored" in served:
-        found.append(
+        lines.append(
             f"- The student scores {served['num_scored']:,} items near the user's history and finds "
             f"{served['recall@10']:.1%} of its ten best items."
         )
     small = [row["slice"] for row in report["gain"] if row["num_cases"] < MIN_CASES]
     if small:
-        found.append(f"- Slices of fewer than {MIN_CASES} test users prove nothing: {', '.join(small)}.")
-    return found
+        lines.append(f"- Slices of fewer than {MIN_CASES} test users prove nothing: {', '.join(small)}.")
+    return lines
 
 
 def _weights(refit: Mapping[str, Any] | None) -> str:
@@ -184,12 +184,12 @@ def _weights(refit: Mapping[str, Any] | None) -> str:
 def _quality(report: Mapping[str, Any]) -> str:
     metrics = report["metrics"]
     rows = [
-        (name, f"{found['ndcg@10']:.4f}", _interval(found["ndcg@10_interval"]), f"{found['hr@10']:.4f}")
-        for name, found in metrics.items()
+        (name, f"{figures['ndcg@10']:.4f}", _interval(figures["ndcg@10_interval"]), f"{figures['hr@10']:.4f}")
+        for name, figures in metrics.items()
     ]
     plotted = [
-        (name, found["ndcg@10_interval"][0], found["ndcg@10"], found["ndcg@10_interval"][1])
-        for name, found in metrics.items()
+        (name, figures["ndcg@10_interval"][0], figures["ndcg@10"], figures["ndcg@10_interval"][1])
+        for name, figures in metrics.items()
     ]
     share = f"The student keeps {report['student_share']:.1%} of the decoder's NDCG@10."
     heads = ("model", "NDCG@10", "95 %", "HR@10")
@@ -202,10 +202,10 @@ def _lists(metrics: Mapping[str, Any]) -> str:
     shelves = list(next(iter(metrics.values()))["shares"]["lists"])
     histories = next(iter(metrics.values()))["shares"]["histories"]
     rows: list[Sequence[object]] = [("(histories)", "", "", *(f"{histories[name]:.0%}" for name in shelves))]
-    for model, found in metrics.items():
-        calibration = f"{found['calibration@10']:.2f} {_interval(found['calibration@10_interval'], 2)}"
-        shares = [f"{found['shares']['lists'][name]:.0%}" for name in shelves]
-        rows.append((model, f"{found['coverage@10']:.1%}", calibration, *shares))
+    for model, figures in metrics.items():
+        calibration = f"{figures['calibration@10']:.2f} {_interval(figures['calibration@10_interval'], 2)}"
+        shares = [f"{figures['shares']['lists'][name]:.0%}" for name in shelves]
+        rows.append((model, f"{figures['coverage@10']:.1%}", calibration, *shares))
     words = (
         "Lists of ten: the fraction of the catalogue in them, the distance of their mix from that of their users' "
         "histories (0: equal), and the mix."
@@ -302,7 +302,10 @@ def _test_set(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
         f"{record['num_openings']} times in this state folder, {record['mean_openings']:.1f} times on average. The "
         "more models these labels choose, the more of a gain is chance."
     )
-    rows = [(one["at"], one["num_labels"], f"`{one['command']}`", one["purpose"]) for one in record["openings"]]
+    rows = [
+        (opening["at"], opening["num_labels"], f"`{opening['command']}`", opening["purpose"])
+        for opening in record["openings"]
+    ]
     split = report["split"]["kind"]
     return "\n\n".join([f"## Test set ({split})", words, table(("opened", "labels", "by", "for"), rows)])
 

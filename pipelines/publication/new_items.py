@@ -48,9 +48,9 @@ def new_items(items: LiveItems, store: BundleStore) -> pl.DataFrame:
     known = set(store.live().item_ids())
     states = (items.layout.state(item_id) for item_id in items.layout.new_ids if item_id not in known)
     rows = [
-        (one.item_id, one.title, "|".join(one.categories or ()))
-        for one in states
-        if one is not None and one.available and one.title
+        (state.item_id, state.title, "|".join(state.categories or ()))
+        for state in states
+        if state is not None and state.available and state.title
     ]
     return pl.DataFrame(rows, {"item_id": pl.String, "title": pl.String, "categories": pl.String}, orient="row")
 

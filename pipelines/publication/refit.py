@@ -130,26 +130,26 @@ def read_found(refitted: Path) -> dict[str, Any]:
     rank users' newest labels as served; the serving pair has learned these labels. `in_common` is the mean fraction of
     ten items that both pairs list.
     """
-    found: dict[str, Any] = json.loads((refitted / _FOUND).read_text())
-    return found
+    about: dict[str, Any] = json.loads((refitted / _FOUND).read_text())
+    return about
 
 
-def describe(found: Mapping[str, Any]) -> str:
+def describe(about: Mapping[str, Any]) -> str:
     """Return a sentence: the serving pair, its training data, and its difference from the judged pair."""
     models = " and ".join(
         f"the {name}'s lists have {row['in_common']:.0%} in common with the judged one's, the newest events' NDCG@10 "
         f"is {row['newest_ndcg']:.3f} after {row['newest_ndcg_judged']:.3f}"
-        for name, row in found["models"].items()
+        for name, row in about["models"].items()
     )
     return (
-        f"refit on {found['num_events']} events; the judged models had learned {found['num_events_judged']}: {models}"
+        f"refit on {about['num_events']} events; the judged models had learned {about['num_events_judged']}: {models}"
     )
 
 
-def find_problems(found: Mapping[str, Any]) -> list[str]:
+def find_problems(about: Mapping[str, Any]) -> list[str]:
     """Return why these weights may not serve. Pure."""
     problems = []
-    for name, row in found["models"].items():
+    for name, row in about["models"].items():
         if not row["is_finite"]:
             problems.append(f"the {name} has weights that are not finite")
         elif not row["newest_loss"] < row["newest_loss_judged"]:
@@ -157,17 +157,17 @@ def find_problems(found: Mapping[str, Any]) -> list[str]:
                 f"the {name} predicts the newest events no better than before it learned them: loss "
                 f"{row['newest_loss']:.4f} after {row['newest_loss_judged']:.4f}"
             )
-        elif not row["in_common"] >= found["least_in_common"]:
+        elif not row["in_common"] >= about["least_in_common"]:
             problems.append(
                 f"the {name}'s lists have {row['in_common']:.0%} in common with the judged model's lists, under "
-                f"{found['least_in_common']:.0%}"
+                f"{about['least_in_common']:.0%}"
             )
     return problems
 
 
-def refuse(found: Mapping[str, Any]) -> None:
+def refuse(about: Mapping[str, Any]) -> None:
     """Raise StageFailed if these weights may not serve."""
-    if problems := find_problems(found):
+    if problems := find_problems(about):
         raise StageFailed(
             "refit",
             "; ".join((*problems, "nothing was published (--no-refit publishes the pair that the gate judged)")),
@@ -187,7 +187,7 @@ def _found(judged: EvaluatedModels, serving: EvaluatedModels) -> dict[str, Any]:
     for name, scorer in before.scorers(catalogue, prompt, search).items():
         if name == "decoder" and judged.imported is not None:
             continue
-        old, new = (_ranked(one, newest, repeats=judged.repeats) for one in (scorer, scorers[name]))
+        old, new = (_ranked(ranker, newest, repeats=judged.repeats) for ranker in (scorer, scorers[name]))
         rows[name] = {
             "newest_loss": new.loss,
             "newest_loss_judged": old.loss,
@@ -238,7 +238,9 @@ def label_loss(scores: np.ndarray, target: int, seen: Sequence[int] | np.ndarray
 
 def in_common(lists: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
     """Return the mean fraction of each list's items that are in the other list."""
-    shares = [len(np.intersect1d(one, other)) / max(1, len(one)) for one, other in zip(lists, others, strict=True)]
+    shares = [
+        len(np.intersect1d(items, other)) / max(1, len(items)) for items, other in zip(lists, others, strict=True)
+    ]
     return float(np.mean(shares))
 
 

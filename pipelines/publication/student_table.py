@@ -82,20 +82,20 @@ def export_with_items_added(student: StudentModel, live: Path, folder: Path) -> 
 
 def exact_top(student: StudentModel, histories: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the ten best unseen items of each history by the trained weights."""
-    found = []
+    tops = []
     with torch.inference_mode():
         for first in range(0, len(histories), _BATCH):
             batch = histories[first : first + _BATCH]
             scores_QV = _states(student, batch) @ student.head_weight_VD.T
             for history, scores_V in zip(batch, scores_QV, strict=True):
                 scores_V[history] = -torch.inf
-                found.append(scores_V.topk(min(10, len(scores_V))).indices.numpy())
-    return found
+                tops.append(scores_V.topk(min(10, len(scores_V))).indices.numpy())
+    return tops
 
 
 def recall(ranked: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
     """Return the mean recall of the wanted items in the ranked ones over histories."""
-    return float(np.mean([np.isin(one, ranking).mean() for one, ranking in zip(wanted, ranked, strict=True)]))
+    return float(np.mean([np.isin(top, ranking).mean() for top, ranking in zip(wanted, ranked, strict=True)]))
 
 
 def _fit_table(student: StudentModel, histories: Sequence[np.ndarray]) -> ItemEmbeddings:
@@ -207,7 +207,7 @@ def _search_enough(
             return tried[-1]
     table = _found(table, states, histories, wanted, len(table.items_V))
     enough = max(_LEAST, table.recall - _MARGIN)
-    return next((one for one in tried if one.recall >= enough), table)
+    return next((trial for trial in tried if trial.recall >= enough), table)
 
 
 def _found(

@@ -36,26 +36,26 @@ class Additions:
             self._take_up(*self._running)
         elif self._every_s and now_s >= self._next_s:
             self._next_s = now_s + self._every_s
-            said = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the process
-            self._running = subprocess.Popen(self._command, stdout=said, stderr=subprocess.STDOUT), said
+            output = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the process
+            self._running = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT), output
 
     def close(self) -> None:
         """Terminate a running command; its publication is atomic."""
         if self._running is not None:
-            process, said = self._running
+            process, output = self._running
             process.terminate()
             process.wait()
-            said.close()
+            output.close()
 
     def _take_up(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
         if (code := process.poll()) is None:
             return
         output.seek(0)
-        said = output.read().decode(errors="replace").strip()
+        text = output.read().decode(errors="replace").strip()
         output.close()
         self._running = None
-        if code and said != self._said:
-            log.warning("items_not_added", said=said, code=code)
-        elif said and not code:
-            log.info("items_added", said=said)
-        self._said = said if code else ""
+        if code and text != self._said:
+            log.warning("items_not_added", said=text, code=code)
+        elif text and not code:
+            log.info("items_added", said=text)
+        self._said = text if code else ""

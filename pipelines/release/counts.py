@@ -132,20 +132,20 @@ class StageCounts:
 
     def add(self, impressions: Iterable[Impression], interactions: Iterable[Interaction]) -> None:
         """Add records; repeated records do no harm."""
-        self._new_rows += [row for one in impressions if (row := self._row(one)) is not None]
+        self._new_rows += [row for impression in impressions if (row := self._row(impression)) is not None]
         self._new_clicks += [
             (
-                _number(one.event_id),
+                _number(interaction.event_id),
                 user,
-                _number(one.item_id),
-                one.event_time_ms,
-                float(one.value),
-                None if one.request_id is None else _number(one.request_id),
+                _number(interaction.item_id),
+                interaction.event_time_ms,
+                float(interaction.value),
+                None if interaction.request_id is None else _number(interaction.request_id),
             )
-            for one in interactions
-            if one.event_type == _CLICK_TYPE
-            and one.event_time_ms >= max(self.canary.since_ms, self._closed_ms) - SKEW_MS
-            and self._keeps(user := _number(one.user_id), self._is_candidate(one.user_id))
+            for interaction in interactions
+            if interaction.event_type == _CLICK_TYPE
+            and interaction.event_time_ms >= max(self.canary.since_ms, self._closed_ms) - SKEW_MS
+            and self._keeps(user := _number(interaction.user_id), self._is_candidate(interaction.user_id))
         ]
         if max(len(self._new_rows), len(self._new_clicks)) > self.max_rows // 8:
             self._take_in()
@@ -166,32 +166,36 @@ class StageCounts:
             by_user = self._of_kept(by_user)
         return self._seen(by_user)
 
-    def _row(self, one: Impression) -> tuple[Any, ...] | None:
-        if one.user_id is None or (one.name or DEFAULT_NAME) != self.name or one.shown_time_ms < self.canary.since_ms:
+    def _row(self, impression: Impression) -> tuple[Any, ...] | None:
+        if (
+            impression.user_id is None
+            or (impression.name or DEFAULT_NAME) != self.name
+            or impression.shown_time_ms < self.canary.since_ms
+        ):
             return None
-        if one.bundle_version not in (self.canary.version, self.live):
+        if impression.bundle_version not in (self.canary.version, self.live):
             return None
-        if one.shown_time_ms < self._closed_ms:
+        if impression.shown_time_ms < self._closed_ms:
             self.num_late += 1
             return None
-        place = place_of(self.canary.salt, one.user_id)
-        user, is_candidate = _number(one.user_id), place < self._share
+        point = place_of(self.canary.salt, impression.user_id)
+        user, is_candidate = _number(impression.user_id), point < self._share
         if not self._keeps(user, is_candidate):
             return None
-        limit_ms = one.deadline_ms or _LONGEST_MS
+        limit_ms = impression.deadline_ms or _LONGEST_MS
         return (
-            _number(one.request_id),
+            _number(impression.request_id),
             user,
-            one.shown_time_ms,
+            impression.shown_time_ms,
             is_candidate,
-            place >= self._share_before,
-            one.failure,
-            one.failure is None and (one.bundle_version == self.canary.version) is not is_candidate,
-            one.elapsed_ms is not None and one.elapsed_ms > limit_ms,
-            one.reason in FAILURES or one.failure in FAULTS,
-            one.tier,
-            None if one.elapsed_ms is None else min(one.elapsed_ms, limit_ms),
-            [_number(item) for item in dict.fromkeys(one.item_ids)],
+            point >= self._share_before,
+            impression.failure,
+            impression.failure is None and (impression.bundle_version == self.canary.version) is not is_candidate,
+            impression.elapsed_ms is not None and impression.elapsed_ms > limit_ms,
+            impression.reason in FAILURES or impression.failure in FAULTS,
+            impression.tier,
+            None if impression.elapsed_ms is None else min(impression.elapsed_ms, limit_ms),
+            [_number(item) for item in dict.fromkeys(impression.item_ids)],
         )
 
     def _is_candidate(self, user_id: str) -> bool:
@@ -231,8 +235,8 @@ class StageCounts:
         items = exploded(
             self._rows.filter(pl.col("item_id").list.len() > 0).select(*IMPRESSION, "item_id"), ["item_id"]
         )
-        found = followed(items, self._clicks, self.window_ms)
-        clicked = found.group_by(IMPRESSION).agg(clicks=pl.len().cast(pl.Float64))
+        clicks = followed(items, self._clicks, self.window_ms)
+        clicked = clicks.group_by(IMPRESSION).agg(clicks=pl.len().cast(pl.Float64))
         is_answered = pl.col("failure").is_null()
         before, user_before = (
             pl.when(is_answered).then(pl.col(name)).forward_fill().shift(1).over("is_candidate")

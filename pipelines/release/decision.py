@@ -43,22 +43,22 @@ class Decision:
 def decide(canary: Canary, seen: StageResults, now_ms: int) -> Decision:
     """Decide from all records since the stage began (`canary.since_ms`)."""
     stage = canary.stages[canary.stage]
-    found = judge(canary, seen, now_ms) if stage.share < 1 else None
-    if found is not None and found.outcome is Outcome.WORSE:
-        return _decision(Act.WITHDRAW, found.reason, canary, seen, found, now_ms)
+    analysis = judge(canary, seen, now_ms) if stage.share < 1 else None
+    if analysis is not None and analysis.outcome is Outcome.WORSE:
+        return _decision(Act.WITHDRAW, analysis.reason, canary, seen, analysis, now_ms)
     if stopped := mismatch(canary, seen):
-        return replace(_decision(Act.STAY, stopped, canary, seen, found, now_ms), lost_users=True)
-    lacking = _lacking(canary, seen, found, now_ms)
+        return replace(_decision(Act.STAY, stopped, canary, seen, analysis, now_ms), lost_users=True)
+    lacking = _lacking(canary, seen, analysis, now_ms)
     if lacking:
-        return _decision(Act.STAY, "; ".join(lacking), canary, seen, found, now_ms)
+        return _decision(Act.STAY, "; ".join(lacking), canary, seen, analysis, now_ms)
     act = Act.PROMOTE if canary.is_last_stage else Act.MOVE_ON
-    reason = found.reason if found is not None else "all users have it"
+    reason = analysis.reason if analysis is not None else "all users have it"
     if canary.by_hand:
-        return _decision(Act.STAY, f"waits for `tailrace release --next`; {reason}", canary, seen, found, now_ms)
-    return _decision(act, reason, canary, seen, found, now_ms)
+        return _decision(Act.STAY, f"waits for `tailrace release --next`; {reason}", canary, seen, analysis, now_ms)
+    return _decision(act, reason, canary, seen, analysis, now_ms)
 
 
-def _lacking(canary: Canary, seen: StageResults, found: AnalysisResult | None, now_ms: int) -> list[str]:
+def _lacking(canary: Canary, seen: StageResults, analysis: AnalysisResult | None, now_ms: int) -> list[str]:
     """Return the reasons that keep the release in its stage; empty if it may advance."""
     lacking = []
     if not seen.num_lists[0]:
@@ -68,12 +68,12 @@ def _lacking(canary: Canary, seen: StageResults, found: AnalysisResult | None, n
             f"the live version made {seen.stray_share:.0%} of its users' lists: some gateways do not serve it"
         )
     errors = seen.counts.get("errors")
-    if found is None and isinstance(errors, Affected) and errors.lists is not None:
+    if analysis is None and isinstance(errors, Affected) and errors.lists is not None:
         failing = errors.lists.candidate.mean
         if failing > MAX_FAILING:
             lacking.append(f"{failing:.1%} of all requests fail, and {MAX_FAILING:.0%} may")
-    if found is not None and found.outcome not in (Outcome.BETTER, Outcome.NO_WORSE):
-        lacking.append(found.reason)
+    if analysis is not None and analysis.outcome not in (Outcome.BETTER, Outcome.NO_WORSE):
+        lacking.append(analysis.reason)
     left_s = canary.stages[canary.stage].hold_s - (now_ms - canary.since_ms) / 1_000
     if left_s > 0:
         lacking.append(f"the stage lasts {left_s:,.0f} s more")
@@ -81,17 +81,17 @@ def _lacking(canary: Canary, seen: StageResults, found: AnalysisResult | None, n
 
 
 def _decision(
-    act: Act, reason: str, canary: Canary, seen: StageResults, found: AnalysisResult | None, now_ms: int
+    act: Act, reason: str, canary: Canary, seen: StageResults, analysis: AnalysisResult | None, now_ms: int
 ) -> Decision:
     report = ReleaseReport(
         act=act.value,
-        outcome=found.outcome.value if found is not None else "",
+        outcome=analysis.outcome.value if analysis is not None else "",
         reason=reason,
         stage=canary.stage,
         share=canary.stages[canary.stage].share,
         elapsed_s=round((now_ms - canary.since_ms) / 1_000),
         users=seen.num_users,
         lists=seen.num_lists,
-        guards=tuple(GuardReport(**asdict(one)) for one in (found.readings if found is not None else ())),
+        guards=tuple(GuardReport(**asdict(reading)) for reading in (analysis.readings if analysis is not None else ())),
     )
-    return Decision(act=act, reason=reason, verdict=found, report=report)
+    return Decision(act=act, reason=reason, verdict=analysis, report=report)

@@ -100,16 +100,16 @@ def mismatch(canary: Canary, seen: StageResults) -> str:
     alpha = MISMATCH_ALPHA / _num_judged(canary) / 2 ** (seen.num_halvings + 1)
     if mismatch_p_value(seen.num_new, shares) >= alpha:
         return ""
-    found = seen.num_new[0] / sum(seen.num_new)
+    fraction = seen.num_new[0] / sum(seen.num_new)
     return (
-        f"users are missing: the candidate has {found:.2%} of the users, and the hash assigns it {shares[0]:.2%}. "
+        f"users are missing: the candidate has {fraction:.2%} of the users, and the hash assigns it {shares[0]:.2%}. "
         "The comparison is invalid; check whether gateways of one version crash, then release again"
     )
 
 
 def _num_judged(canary: Canary) -> int:
     """Return the number of stages with a control."""
-    return sum(one.share < 1 for one in canary.stages)
+    return sum(stage.share < 1 for stage in canary.stages)
 
 
 def _has_any(counts: Means | Affected) -> bool:

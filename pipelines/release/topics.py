@@ -88,7 +88,7 @@ class ReleaseTopicReader:
         while reached_s is None or time.monotonic() - reached_s < _BEYOND_S:
             fetched = logs.poll(_POLL_MS)
             yield self._decode(fetched)
-            if reached_s is None and all(logs.marks[place].offset >= end for place, end in ends.items()):
+            if reached_s is None and all(logs.marks[partition].offset >= end for partition, end in ends.items()):
                 reached_s = time.monotonic()
             if reached_s is not None and not fetched:
                 return
@@ -112,29 +112,29 @@ class ReleaseTopicReader:
         The embedded broker finds times only within its last batches; earlier times mean the beginning.
         """
         beginnings = self._consumer.beginning_offsets(list(places), timeout_ms=REQUEST_MS)
-        found = self._consumer.offsets_for_times(dict.fromkeys(places, self._since_ms), timeout_ms=REQUEST_MS)
+        first_records = self._consumer.offsets_for_times(dict.fromkeys(places, self._since_ms), timeout_ms=REQUEST_MS)
         ends = self._consumer.end_offsets(list(places), timeout_ms=REQUEST_MS)
         starts = {}
-        for place in places:
-            if (first := found[place]) is None:
-                starts[place] = ends[place]
+        for partition in places:
+            if (first := first_records[partition]) is None:
+                starts[partition] = ends[partition]
             else:
-                starts[place] = max(beginnings[place], first.offset if first.timestamp >= 0 else 0)
+                starts[partition] = max(beginnings[partition], first.offset if first.timestamp >= 0 else 0)
         return starts
 
     def _decode(self, fetched: Mapping[TopicPartition, Sequence[Any]]) -> Batch:
         impressions: list[Impression] = []
         interactions: list[Interaction] = []
-        for place, records in fetched.items():
-            decode, num_refused = self._decoders[place.topic], 0
-            into: list[Any] = impressions if place.topic == self._impressions else interactions
+        for partition, records in fetched.items():
+            decode, num_refused = self._decoders[partition.topic], 0
+            into: list[Any] = impressions if partition.topic == self._impressions else interactions
             for record in records:
-                found = _readable(record, decode)
-                num_refused += found is None
-                if isinstance(found, Impression | Interaction):  # otherwise an erasure
-                    into.append(found)
+                message = _readable(record, decode)
+                num_refused += message is None
+                if isinstance(message, Impression | Interaction):  # otherwise an erasure
+                    into.append(message)
             if num_refused:
-                self._on_refused(place.topic, num_refused)
+                self._on_refused(partition.topic, num_refused)
         return impressions, interactions
 
 

@@ -113,19 +113,21 @@ def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code:
 
 def sources(code: Sequence[ModuleType]) -> list[ModuleType]:
     """Return these modules and the modules of `pipelines` and `models` that they import, transitively, by name."""
-    found: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     waiting = list(code)
     while waiting:
         module = waiting.pop()
-        if module.__name__ not in found:
-            found[module.__name__] = module
+        if module.__name__ not in modules:
+            modules[module.__name__] = module
             waiting += _used(module)
-    return [found[name] for name in sorted(found)]
+    return [modules[name] for name in sorted(modules)]
 
 
 def _used(module: ModuleType) -> list[ModuleType]:
     held = vars(module).values()
-    names = {one.__name__ if isinstance(one, ModuleType) else str(getattr(one, "__module__", "")) for one in held}
+    names = {
+        value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")) for value in held
+    }
     return [sys.modules[name] for name in names if name.startswith(("pipelines.", "models.")) and name in sys.modules]
 
 

@@ -40,8 +40,8 @@ def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
     for rows in np.split(by_length, range(_CASES_PER_BATCH, len(cases), _CASES_PER_BATCH)):
         scores = scorer([cases.histories[row] for row in rows])
         for row, score in zip(rows, scores, strict=True):
-            found = mean_ranks(score, int(cases.targets[row]), cases.histories[row])
-            ranks.unmasked[row], ranks.masked[row] = found
+            label_ranks = mean_ranks(score, int(cases.targets[row]), cases.histories[row])
+            ranks.unmasked[row], ranks.masked[row] = label_ranks
     return ranks
 
 

@@ -21,8 +21,8 @@ ABOUT = "mixer.json"
 
 def read_about(folder: Path) -> dict[str, Any]:
     """Read {mixer, unlearned, earned, num_cases} of a folder that `pipelines.similarity.sources` wrote."""
-    found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
-    return found
+    about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+    return about
 
 
 def read_mixer(folder: Path, catalogue: Catalogue) -> Mixer:

@@ -31,10 +31,10 @@ def find_repeats(sequences: Sequence[np.ndarray], valid: Cases, num_items: int) 
     return {"repeats": unmasked > masked, "masked_ndcg10": masked, "unmasked_ndcg10": unmasked}
 
 
-def describe_repeats(found: Mapping[str, Any]) -> str:
+def describe_repeats(about: Mapping[str, Any]) -> str:
     """Return a sentence: whether seen items are masked, and why."""
-    seen = "are learned and may be recommended again" if found["repeats"] else "are excluded"
-    if found["masked_ndcg10"] is None:
+    seen = "are learned and may be recommended again" if about["repeats"] else "are excluded"
+    if about["masked_ndcg10"] is None:
         return f"seen items {seen}: no validation label repeats its user's history"
-    compared = f"{found['masked_ndcg10']:.4f} without them and {found['unmasked_ndcg10']:.4f} with them"
+    compared = f"{about['masked_ndcg10']:.4f} without them and {about['unmasked_ndcg10']:.4f} with them"
     return f"seen items {seen}: the bigram's NDCG@10 on validation labels is {compared}"

@@ -70,17 +70,17 @@ class Candidates:
 def candidates_of(cases: Cases, model: Scorer | None, sources: Mapping[str, Source], *, repeats: bool) -> Candidates:
     """Return the candidates of these cases, of the model (None: its scores are 0) and of each source in their order."""
     parts: list[np.ndarray] = []
-    owners, labels, place = [], [], 0
+    owners, labels, offset = [], [], 0
     for first in range(0, len(cases), _PER_BATCH):
         histories = cases.histories[first : first + _PER_BATCH]
         scored = [None] * len(histories) if model is None else model(histories)
         for number, (history, row) in enumerate(zip(histories, scored, strict=True), start=first):
             items, scores = _candidates(history, int(cases.targets[number]), row, sources, repeats=repeats)
             at = np.flatnonzero(items == cases.targets[number])
-            labels.append(place + int(at[0]) if len(at) else -1)
+            labels.append(offset + int(at[0]) if len(at) else -1)
             parts.append(scores)
             owners.append(np.full(len(items), number))
-            place += len(items)
+            offset += len(items)
     lengths_N = np.array([len(history) for history in cases.histories])
     return Candidates(np.concatenate(parts), np.concatenate(owners), np.array(labels), lengths_N)
 
@@ -123,11 +123,11 @@ def choose(candidates: Candidates, names: Sequence[str], *, has_model: bool) -> 
     """Return the weights for these cases; `names` are the sources in the order of the candidates, after the model."""
     columns, halves = [MODEL, *names], _Halves(candidates)
     places = range(1, len(columns))
-    start = 0 if has_model else max(places, key=lambda place: _ndcg(candidates, _unit(len(columns), place)))
+    start = 0 if has_model else max(places, key=lambda column: _ndcg(candidates, _unit(len(columns), column)))
     joined, weights = [start], np.tile(_unit(len(columns), start), (3, 1))
     earned: list[dict[str, Any]] = []
-    while offers := {place: halves.along(weights, place) for place in places if place not in joined}:
-        best = max(offers, key=lambda place: _ndcg(candidates, offers[place][0]))
+    while offers := {column: halves.along(weights, column) for column in places if column not in joined}:
+        best = max(offers, key=lambda column: _ndcg(candidates, offers[column][0]))
         gain = halves.gain(weights, offers[best])
         if not gain["low"] > 0:
             break
@@ -166,10 +166,10 @@ class _Halves:
         is_even_N = np.arange(len(candidates.label_N)) % 2 == 0
         self._parts = (candidates, candidates.of(is_even_N), candidates.of(~is_even_N))
 
-    def along(self, weights_3S: np.ndarray, place: int) -> np.ndarray:
+    def along(self, weights_3S: np.ndarray, column: int) -> np.ndarray:
         """Return the best weights that differ only in one source."""
         own = zip(self._parts, weights_3S, strict=True)
-        return np.stack([_along(part, weights_S, place, _STEPS) for part, weights_S in own])
+        return np.stack([_along(part, weights_S, column, _STEPS) for part, weights_S in own])
 
     def tuned(self, weights_3S: np.ndarray, joined: Sequence[int]) -> np.ndarray:
         """Return the weights after rounds over the joined sources; the first keeps its weight."""
@@ -184,12 +184,12 @@ class _Halves:
         return {"gain": float(gains_N.mean()), "low": low, "high": high}
 
 
-def _along(candidates: Candidates, weights_S: np.ndarray, place: int, steps: np.ndarray) -> np.ndarray:
+def _along(candidates: Candidates, weights_S: np.ndarray, column: int, steps: np.ndarray) -> np.ndarray:
     """Return the best weights that differ only in one source; the given ones on ties."""
     best_S, best = weights_S, _ndcg(candidates, weights_S)
     for step in steps:
         tried_S = weights_S.copy()
-        tried_S[place] = step
+        tried_S[column] = step
         if (ndcg := _ndcg(candidates, tried_S)) > best:
             best_S, best = tried_S, ndcg
     return best_S
@@ -198,16 +198,16 @@ def _along(candidates: Candidates, weights_S: np.ndarray, place: int, steps: np.
 def _tuned(candidates: Candidates, weights_S: np.ndarray, joined: Sequence[int]) -> np.ndarray:
     for _ in range(_ROUNDS):
         before_S = weights_S
-        for place in joined[1:]:
-            weights_S = _along(candidates, weights_S, place, weights_S[place] * _FACTORS)
+        for column in joined[1:]:
+            weights_S = _along(candidates, weights_S, column, weights_S[column] * _FACTORS)
         if (weights_S == before_S).all():
             break
     return weights_S
 
 
-def _unit(size: int, place: int) -> np.ndarray:
+def _unit(size: int, column: int) -> np.ndarray:
     weights_S = np.zeros(size)
-    weights_S[place] = 1.0
+    weights_S[column] = 1.0
     return weights_S
 
 

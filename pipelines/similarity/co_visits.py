@@ -135,5 +135,5 @@ def _pairs(events: _Events, num_items: int, first: int, last: int, kind: _Pairs)
             values.append(np.minimum(weights_E[mine][chosen], weights_E[other][chosen]) * factor / distance)
     if not keys:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
-    unique_P, place = np.unique(np.concatenate(keys), return_inverse=True)
-    return unique_P, np.bincount(place.ravel(), np.concatenate(values))
+    unique_P, index = np.unique(np.concatenate(keys), return_inverse=True)
+    return unique_P, np.bincount(index.ravel(), np.concatenate(values))

@@ -65,8 +65,8 @@ def choose_mix(sources: Sources, tokenized: Path, *, repeats: bool) -> dict[str,
 
 def read_found(folder: Path) -> dict[str, Any]:
     """Read {mix: {share, power}, ndcg10, interval, popularity_ndcg10, co_visits_ndcg10, vectors_ndcg10, num_cases}."""
-    found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
-    return found
+    about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+    return about
 
 
 def read_sources(tokenized: Path, students_dir: Path, progress: Progress = silent) -> Sources:
@@ -93,8 +93,8 @@ def with_texts(vectors: Neighbours, num_events_V: np.ndarray, texts: Sequence[st
     if len(unused) * len(texts) <= _MOST_COMPARED:
         by_text = nearest_of(unused, text_VT, num_candidates)
     else:
-        found = nearest(text_VT, num_candidates)
-        by_text = Neighbours(found.items_VC[unused], found.figures_VC[unused])
+        neighbours = nearest(text_VT, num_candidates)
+        by_text = Neighbours(neighbours.items_VC[unused], neighbours.figures_VC[unused])
     items_VC, figures_VC = vectors.items_VC.copy(), vectors.figures_VC.copy()
     items_VC[unused], figures_VC[unused] = by_text.items_VC, by_text.figures_VC
     return Neighbours(items_VC, figures_VC)
@@ -104,19 +104,19 @@ def choose(sources: Sources, cases: Cases, *, repeats: bool) -> dict[str, Any]:
     """Return the best mix, and figures of the mix, its parts and popularity on the other half of the cases."""
     places = np.arange(len(cases))
     chosen_by, judged_by = places[::2], places[1::2] if len(cases) > 1 else places
-    newest = [int(cases.histories[place][-1]) for place in places]
+    newest = [int(cases.histories[case][-1]) for case in places]
     asked = np.unique(newest) if newest else np.zeros(0, dtype=np.int64)
 
     def gained(mix: Mix, of: np.ndarray) -> np.ndarray:
         rows = _mixed(sources, mix, asked, sources.visits.items_VC.shape[1])[0]
         row_of = {item: rows[number] for number, item in enumerate(asked.tolist())}
-        return gains(np.array([_rank(row_of[newest[place]], cases, place, repeats) for place in of]), _CUTOFF)
+        return gains(np.array([_rank(row_of[newest[case]], cases, case, repeats) for case in of]), _CUTOFF)
 
     mixes = [Mix(share, power) for share, power in product(_SHARES, _POWERS)]
     best = max(mixes, key=lambda mix: _mean(gained(mix, chosen_by)))
     finds = gained(best, judged_by)
     popular = np.argsort(-sources.num_events_V, kind="stable")[: sources.visits.items_VC.shape[1] + 200]
-    by_popularity = gains(np.array([_rank(popular, cases, place, repeats) for place in judged_by]), _CUTOFF)
+    by_popularity = gains(np.array([_rank(popular, cases, case, repeats) for case in judged_by]), _CUTOFF)
     return {
         "mix": asdict(best),
         "ndcg10": _mean(finds),
@@ -128,13 +128,13 @@ def choose(sources: Sources, cases: Cases, *, repeats: bool) -> dict[str, Any]:
     }
 
 
-def describe(found: dict[str, Any]) -> str:
+def describe(about: dict[str, Any]) -> str:
     """Return a sentence: the mix, and its figures compared with its parts and popularity."""
-    mix = found["mix"]
+    mix = about["mix"]
     return (
         f"similar items: {mix['share']:.0%} by vectors, the rest by co-visits; NDCG@10 of held-out next items "
-        f"{found['ndcg10']:.4f}, only co-visits {found['co_visits_ndcg10']:.4f}, only vectors "
-        f"{found['vectors_ndcg10']:.4f}, by popularity {found['popularity_ndcg10']:.4f}"
+        f"{about['ndcg10']:.4f}, only co-visits {about['co_visits_ndcg10']:.4f}, only vectors "
+        f"{about['vectors_ndcg10']:.4f}, by popularity {about['popularity_ndcg10']:.4f}"
     )
 
 
@@ -166,11 +166,11 @@ def _mixed(sources: Sources, mix: Mix, asked: np.ndarray, num: int) -> tuple[np.
     scores[:, :-1] += np.where(is_second[:, 1:], scores[:, 1:], 0)
     scores[is_second | (both == NONE)] = 0
     order = np.argsort(-scores, axis=1, kind="stable")[:, :num]
-    best, found = np.take_along_axis(both, order, 1), np.take_along_axis(scores, order, 1)
+    best, best_scores = np.take_along_axis(both, order, 1), np.take_along_axis(scores, order, 1)
     width = ((0, 0), (0, num - best.shape[1]))
     return (
-        np.pad(np.where(found > 0, best, NONE), width, constant_values=NONE).astype(np.int32),
-        np.pad(found, width).astype(np.float32),
+        np.pad(np.where(best_scores > 0, best, NONE), width, constant_values=NONE).astype(np.int32),
+        np.pad(best_scores, width).astype(np.float32),
     )
 
 
@@ -179,16 +179,16 @@ def _by_highest(figures: np.ndarray) -> np.ndarray:
     return scaled
 
 
-def _rank(row: np.ndarray, cases: Cases, place: int, repeats: bool) -> float:
+def _rank(row: np.ndarray, cases: Cases, case: int, repeats: bool) -> float:
     """Return the label's rank from 1 in a row of neighbours; infinite if it is absent.
 
     Items that the user has seen are skipped unless they are shown.
     """
-    at = np.flatnonzero(row == cases.targets[place])
+    at = np.flatnonzero(row == cases.targets[case])
     if not len(at):
         return np.inf
-    seen = () if repeats else cases.histories[place]
-    if not repeats and cases.targets[place] in seen:
+    seen = () if repeats else cases.histories[case]
+    if not repeats and cases.targets[case] in seen:
         return np.inf
     return float(1 + at[0] - np.isin(row[: at[0]], seen).sum())
 

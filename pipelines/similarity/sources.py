@@ -75,13 +75,15 @@ def make_sources(
         blends[model] = _blends(candidates, names, chosen)
         earned[model] = list(chosen.earned)
         mixer = Mixer(sources, {model: [blend_of(row) for row in blends[model]]})
-        if found := choose_new_items(cases_where(cases, is_judged_N), scorer, mixer, model, is_new_V, repeats=repeats):
-            new_items[model] = found
+        if chosen_sources := choose_new_items(
+            cases_where(cases, is_judged_N), scorer, mixer, model, is_new_V, repeats=repeats
+        ):
+            new_items[model] = chosen_sources
     if is_enough:
         unlearned = choose(candidates_of(cases, None, sources, repeats=repeats), names, has_model=False)
     about = {
         "mixer": {
-            "sources": {name: {"newest": one.newest, "decay": one.decay} for name, one in sources.items()},
+            "sources": {name: {"newest": source.newest, "decay": source.decay} for name, source in sources.items()},
             "blends": blends,
             "new_items": new_items,
         },
@@ -133,10 +135,10 @@ def _save_tables(
     return tables
 
 
-def as_table(found: Neighbours) -> SimilarTable:
+def as_table(neighbours: Neighbours) -> SimilarTable:
     """Return the candidates as a table; scores above 0 in float16."""
-    scores_VN = found.figures_VC.astype(np.float16)
-    return SimilarTable(np.where(scores_VN > 0, found.items_VC, NONE).astype(np.int32), scores_VN)
+    scores_VN = neighbours.figures_VC.astype(np.float16)
+    return SimilarTable(np.where(scores_VN > 0, neighbours.items_VC, NONE).astype(np.int32), scores_VN)
 
 
 def _blends(candidates: Candidates, names: tuple[str, ...], chosen: Chosen) -> list[dict[str, Any]]:

@@ -35,14 +35,14 @@ def nearest(vectors_VD: np.ndarray, num_candidates: int, progress: Progress = si
 def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Neighbours:
     """Return the nearest of all items for some of them, by exact comparison. Vectors have length 1."""
     size = max(1, min(_CHUNK, _COSINES_AT_ONCE // max(1, len(unit_VD))))
-    found = [
+    parts = [
         _best(asked_Q[first : first + size], np.arange(len(unit_VD)), unit_VD, num_candidates)
         for first in range(0, len(asked_Q), size)
     ]
     empty = np.zeros((0, num_candidates))
     return Neighbours(
-        np.concatenate([empty.astype(np.int32), *(one.items_VC for one in found)]),
-        np.concatenate([empty.astype(np.float32), *(one.figures_VC for one in found)]),
+        np.concatenate([empty.astype(np.int32), *(part.items_VC for part in parts)]),
+        np.concatenate([empty.astype(np.float32), *(part.figures_VC for part in parts)]),
     )
 
 
@@ -62,7 +62,7 @@ def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Pro
         if not len(members):
             continue
         near_G = np.argsort(distances(centroids_GD[cluster : cluster + 1], centroids_GD)[0])[:_CLUSTERS_SEARCHED]
-        compared = np.sort(np.concatenate([order[starts_G[one] : starts_G[one + 1]] for one in near_G]))
+        compared = np.sort(np.concatenate([order[starts_G[near] : starts_G[near + 1]] for near in near_G]))
         for first in range(0, len(members), _CHUNK):
             asked = members[first : first + _CHUNK]
             best = _best(asked, compared, unit_VD, num_candidates)
@@ -79,11 +79,11 @@ def _best(asked_Q: np.ndarray, compared: np.ndarray, unit_VD: np.ndarray, num_ca
     figures_QC = np.zeros((len(asked_Q), num_candidates), dtype=np.float32)
     num = min(num_candidates, len(compared))
     top = np.sort(np.argpartition(-cosines, num - 1, axis=1)[:, :num], axis=1)
-    found = np.take_along_axis(cosines, top, 1)
-    order = np.argsort(-found, axis=1, kind="stable")
-    top, found = np.take_along_axis(top, order, 1), np.take_along_axis(found, order, 1)
-    items_QC[:, :num] = np.where(found > 0, compared[top], NONE)
-    figures_QC[:, :num] = np.maximum(found, 0)
+    best_cosines = np.take_along_axis(cosines, top, 1)
+    order = np.argsort(-best_cosines, axis=1, kind="stable")
+    top, best_cosines = np.take_along_axis(top, order, 1), np.take_along_axis(best_cosines, order, 1)
+    items_QC[:, :num] = np.where(best_cosines > 0, compared[top], NONE)
+    figures_QC[:, :num] = np.maximum(best_cosines, 0)
     return Neighbours(items_QC, figures_QC)
 
 

@@ -96,10 +96,10 @@ def numbers(values: pl.Series) -> pl.Series:
     """Return finite numbers, also with a currency sign or with thousands separators that cannot be decimal ones."""
     dtype = values.dtype
     if dtype.is_numeric() or dtype == pl.Boolean:
-        found = values.cast(pl.Float64, strict=False)
+        floats = values.cast(pl.Float64, strict=False)
     else:
-        found = _numbers_of_text(as_text(values))
-    return found.set((~found.is_finite()).fill_null(value=False), None)
+        floats = _numbers_of_text(as_text(values))
+    return floats.set((~floats.is_finite()).fill_null(value=False), None)
 
 
 def _numbers_of_text(words: pl.Series) -> pl.Series:
@@ -130,7 +130,7 @@ def _numbers_of_text(words: pl.Series) -> pl.Series:
 def entities(words: pl.Series) -> dict[str, str]:
     """Return the texts with HTML entities, such as `Tom &amp; Jerry`, and their decoded forms."""
     distinct = words.filter(words.str.contains(_ENTITY).fill_null(value=False)).unique(maintain_order=True)
-    return {one: plain for one in distinct if (plain := html.unescape(one)) != one}
+    return {text: plain for text in distinct if (plain := html.unescape(text)) != text}
 
 
 def flags(values: pl.Series) -> pl.Series:
@@ -155,10 +155,10 @@ def lists(values: pl.Series, separator: str | None = None) -> pl.Series:
     if not len(distinct):
         return pl.Series(values.name, [None] * len(values), dtype=pl.List(pl.String))
     split = _split_text(distinct, separator)
-    found = words.to_frame("text").join(
+    rows = words.to_frame("text").join(
         pl.DataFrame({"text": distinct, "list": split}), on="text", how="left", maintain_order="left"
     )
-    return found["list"].alias(values.name)
+    return rows["list"].alias(values.name)
 
 
 def _flat(values: pl.Series) -> pl.Series:
@@ -173,8 +173,8 @@ def _flat(values: pl.Series) -> pl.Series:
     )
 
 
-def _clean(found: pl.Series) -> pl.Series:
-    stripped = found.list.eval(pl.element().str.strip_chars())
+def _clean(texts: pl.Series) -> pl.Series:
+    stripped = texts.list.eval(pl.element().str.strip_chars())
     return stripped.list.eval(
         pl.element().filter(pl.element().is_not_null() & ~pl.element().is_in(MISSING_WORDS))
     ).list.unique(maintain_order=True)
@@ -201,25 +201,25 @@ def _split_text(words: pl.Series, separator: str | None) -> pl.Series:
             .then(by_semicolon)
             .otherwise(pl.concat_list(text))
         )
-    found = table.select(by_sign.alias("list"))["list"]
+    split = table.select(by_sign.alias("list"))["list"]
     printed = table.select(is_printed)["text"]
     if printed.any():
         read = pl.Series(
-            [[*printed_list(one)] if is_one else None for one, is_one in zip(words, printed, strict=True)],
+            [[*printed_list(word)] if is_one else None for word, is_one in zip(words, printed, strict=True)],
             dtype=pl.List(pl.String),
         )
-        found = read.zip_with(printed, found)
-    return _clean(found)
+        split = read.zip_with(printed, split)
+    return _clean(split)
 
 
 def printed_list(text: str) -> list[str]:
     """Return the members of a list as JSON, Python, numpy or Postgres prints it; objects contribute their name."""
     text = text.strip()
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = _python_list(text)
-    return [*members(found if isinstance(found, list) else [found])]
+        value = _python_list(text)
+    return [*members(value if isinstance(value, list) else [value])]
 
 
 def _python_list(text: str) -> list[Any]:
@@ -243,15 +243,15 @@ def _unescaped(text: str) -> str:
 
 def members(values: list[Any]) -> list[str]:
     """Return the texts of a list; nested lists contribute their members, objects their name."""
-    found: list[str] = []
+    names: list[str] = []
     for value in values:
         if isinstance(value, list):
-            found += members(value)
+            names += members(value)
         elif isinstance(value, dict):
             name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
-            found += [name] if name else []
+            names += [name] if name else []
         elif isinstance(value, bytes):
-            found.append(value.decode(errors="replace"))
+            names.append(value.decode(errors="replace"))
         elif value is not None:
-            found.append(str(value))
-    return found
+            names.append(str(value))
+    return names

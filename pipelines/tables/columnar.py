@@ -68,11 +68,11 @@ class Columnar:
 
 def _frame_of(table: Any) -> pl.DataFrame:
     """Return the columns with polars types; fields of structures are named by their path."""
-    columns = [_series(name, table.column(place)) for place, name in enumerate(table.column_names)]
+    columns = [_series(name, table.column(index)) for index, name in enumerate(table.column_names)]
     frame = pl.DataFrame(columns) if columns else pl.DataFrame()
     while nested := [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Struct)]:
         frame = frame.with_columns(
-            frame[name].struct.rename_fields([f"{name}.{one.name}" for one in dtype.fields])
+            frame[name].struct.rename_fields([f"{name}.{field.name}" for field in dtype.fields])
             for name in nested
             if isinstance(dtype := frame.schema[name], pl.Struct)
         )

@@ -275,30 +275,30 @@ def _guess(kind: str, table: Table | Frame) -> list[str]:
     names = [UNNAMED] * len(cells)
     if kind == "items":
         return _guess_items(cells, names)
-    for place, cell in enumerate(cells):
+    for column, cell in enumerate(cells):
         if "impressions" not in names and _IMPRESSIONS.match(cell):
-            names[place] = "impressions"
-    found = times(pl.Series(cells, dtype=pl.String), day_first=False)
+            names[column] = "impressions"
+    parsed = times(pl.Series(cells, dtype=pl.String), day_first=False)
     if (
-        at := next((place for place, time in enumerate(found) if time is not None and time >= PLAUSIBLE_TIME), None)
+        at := next((column for column, time in enumerate(parsed) if time is not None and time >= PLAUSIBLE_TIME), None)
     ) is not None:
         names[at] = "event_time"
-    free = [place for place, name in enumerate(names) if name == UNNAMED]
+    free = [column for column, name in enumerate(names) if name == UNNAMED]
     if "impressions" in names:
         counted = [
-            place
-            for place in free
-            if cells[place].isdigit() and later[place].isdigit() and int(later[place]) == int(cells[place]) + 1
+            column
+            for column in free
+            if cells[column].isdigit() and later[column].isdigit() and int(later[column]) == int(cells[column]) + 1
         ]
-        lists = [place for place in free if " " in cells[place] and place not in counted]
-        ids = [place for place in free if place not in (*counted, *lists)] or counted
+        lists = [column for column in free if " " in cells[column] and column not in counted]
+        ids = [column for column in free if column not in (*counted, *lists)] or counted
         names[ids[0]] = "user_id"
         if lists:
             names[lists[0]] = "history"
         return names
-    for field, place in zip(("user_id", "item_id"), free, strict=False):
-        names[place] = field
-    small = [place for place in free[2:] if re.fullmatch(r"[1-9](?:\.\d+)?|0\.\d+|10", cells[place])]
+    for field, column in zip(("user_id", "item_id"), free, strict=False):
+        names[column] = field
+    small = [column for column in free[2:] if re.fullmatch(r"[1-9](?:\.\d+)?|0\.\d+|10", cells[column])]
     if small:
         names[small[0]] = "value"
     return names
@@ -307,10 +307,10 @@ def _guess(kind: str, table: Table | Frame) -> list[str]:
 def _guess_items(cells: Sequence[str], names: list[str]) -> list[str]:
     names[0] = "item_id"
     rest = range(1, len(cells))
-    categories = next((place for place in rest if "|" in cells[place]), None)
-    titles = [place for place in rest if place != categories]
+    categories = next((column for column in rest if "|" in cells[column]), None)
+    titles = [column for column in rest if column != categories]
     if titles:
-        names[next((place for place in titles if " " in cells[place]), titles[0])] = "title"
+        names[next((column for column in titles if " " in cells[column]), titles[0])] = "title"
     if categories is not None:
         names[categories] = "categories"
     return names
@@ -318,7 +318,7 @@ def _guess_items(cells: Sequence[str], names: list[str]) -> list[str]:
 
 def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Findings) -> dict[str, str]:
     """Return columns that become attributes under their own names; invalid attribute names are noted and skipped."""
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for name in left:
         if name in RESERVED_NAMES:
             findings.note(
@@ -328,15 +328,15 @@ def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Finding
             findings.note(
                 f"column {name[:40]!r} is skipped: its name is not valid for an attribute; --column renames it"
             )
-        elif len(named) + len(found) >= MAX_ATTRIBUTES:
+        elif len(named) + len(attributes) >= MAX_ATTRIBUTES:
             findings.note(
                 f"columns are skipped: an item has at most {MAX_ATTRIBUTES} attributes; --skip removes others",
                 1,
                 name,
             )
         else:
-            found[name] = name
-    return found
+            attributes[name] = name
+    return attributes
 
 
 def _note_unused(kind: str, left: Sequence[str], fields: Mapping[str, object], findings: Findings) -> None:

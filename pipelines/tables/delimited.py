@@ -75,8 +75,8 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
     """
     lines = [*islice(_lines(path), _NUM_PROBED + 1)]
     skipped, separator = 0, ""
-    while lines and (not lines[0].strip() or (told := re.fullmatch(r"sep=(.)", lines[0].strip()))):
-        separator = told[1] if lines[0].strip() and told else separator
+    while lines and (not lines[0].strip() or (declaration := re.fullmatch(r"sep=(.)", lines[0].strip()))):
+        separator = declaration[1] if lines[0].strip() and declaration else separator
         lines, skipped = lines[1:], skipped + 1
     if not lines:
         raise DataError("", f"{path.name} has no rows", "a file with a row for each event or item")
@@ -92,15 +92,15 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
                 f"--header: {len(header)} names for {len(first)} fields in {path.name} ({shown}); name each, "
                 f"{UNNAMED} skips one"
             )
-        names = tuple(f"{UNNAMED}{place}" if name == UNNAMED else name for place, name in enumerate(header, 1))
+        names = tuple(f"{UNNAMED}{position}" if name == UNNAMED else name for position, name in enumerate(header, 1))
         return Dialect(separator, names, first, second, frozenset(), has_header=False, skipped_lines=skipped)
     if any(re.search(r"[\x00\x02-\x08\x0e-\x1f]", name) for name in first):
         raise DataError("", f"{path.name} is not text", "CSV, JSON or Parquet")
     if len(first) > 1 and all(len(name) > 1 and name[0] == name[-1] == "'" for name in first):
         raise DataError("", f"{path.name} has its fields in single quotes; write double quotes or none", '"user_id"')
     named = first
-    others = [one for one in fields[1:] if any(one)]
-    if others and all(len(one) == len(first) + 1 and one[-1] for one in others):
+    others = [row for row in fields[1:] if any(row)]
+    if others and all(len(row) == len(first) + 1 and row[-1] for row in others):
         named = ("", *first)  # R's write.table leaves the column of row names unnamed
     typed = [_TYPED.match(name) for name in named]
     sequences = (
@@ -204,13 +204,13 @@ class Delimited:
         """
         width, is_good, set_aside = len(self.dialect.columns), is_good.copy(), []
         shortened: dict[int, bytes] = {}
-        for place in np.flatnonzero(~is_good & ~is_blank).tolist():
-            line, surplus = data[starts[place] : ends[place]], int(counts[place]) - width
+        for row in np.flatnonzero(~is_good & ~is_blank).tolist():
+            line, surplus = data[starts[row] : ends[row]], int(counts[row]) - width
             if surplus > 0 and line.endswith(self._separator * surplus) and b'"' not in line:
-                shortened[place] = line[:-surplus]
-                is_good[place] = True
+                shortened[row] = line[:-surplus]
+                is_good[row] = True
             else:
-                set_aside.append((int(numbers[place]), self._ragged(int(counts[place]))))
+                set_aside.append((int(numbers[row]), self._ragged(int(counts[row]))))
         good = np.flatnonzero(is_good)
         parts: list[bytes] = []
         for group in np.split(good, np.flatnonzero(np.diff(good) != 1) + 1) if len(good) else []:
@@ -269,8 +269,8 @@ class Delimited:
             at, number = at + taken, number + 1
         frame = pl.DataFrame(
             {
-                name: pl.Series([fields[place] or None for fields in read], dtype=pl.String)
-                for place, name in enumerate(columns)
+                name: pl.Series([fields[index] or None for fields in read], dtype=pl.String)
+                for index, name in enumerate(columns)
             }
         )
         rest = "\n".join(lines[at:]).encode()
@@ -284,13 +284,13 @@ def _runs(
 ) -> Iterator[bytes]:
     """Yield the bytes of adjacent rows, each with its line end."""
     first = int(group[0])
-    for place in (*(one for one in group.tolist() if one in shortened), None):
-        last = int(group[-1]) + 1 if place is None else place
+    for row in (*(row for row in group.tolist() if row in shortened), None):
+        last = int(group[-1]) + 1 if row is None else row
         if last > first:
             yield data[starts[first] : ends[last - 1]] + b"\n"
-        if place is not None:
-            yield shortened[place] + b"\n"
-            first = place + 1
+        if row is not None:
+            yield shortened[row] + b"\n"
+            first = row + 1
 
 
 def _spans(data: bytes, separator: bytes, quotes: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool] | None:
@@ -341,7 +341,7 @@ def _record(
     if not quotes or '"' not in line:
         return 1, _shortened(line.split(separator), width), ""
     most = _lines_of_a_record(lines, at)
-    reader = csv.reader((f"{one}\n" for one in lines[at:most]), delimiter=separator, strict=True)
+    reader = csv.reader((f"{text}\n" for text in lines[at:most]), delimiter=separator, strict=True)
     try:
         fields = next(reader)
     except csv.Error as error:
@@ -428,7 +428,7 @@ def _detect(lines: Sequence[str], is_known: Callable[[str], bool]) -> str:
         if len(fields[0]) < 2:
             continue
         num_known = sum(is_known(name) for name in fields[0])
-        same = sum(len(one) == len(fields[0]) for one in fields[1:]) / max(1, len(fields) - 1)
+        same = sum(len(row) == len(fields[0]) for row in fields[1:]) / max(1, len(fields) - 1)
         score = (num_known, same)
         if score > best_score:
             best, best_score = separator, score
@@ -437,10 +437,10 @@ def _detect(lines: Sequence[str], is_known: Callable[[str], bool]) -> str:
 
 def _distinct(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names; empty and repeated names carry their position."""
-    found: dict[str, int] = {}
-    for place, name in enumerate((name.strip() for name in names), 1):
-        found[f"{name} (column {place})" if name in found or not name else name] = place
-    return tuple(found)
+    positions: dict[str, int] = {}
+    for position, name in enumerate((name.strip() for name in names), 1):
+        positions[f"{name} (column {position})" if name in positions or not name else name] = position
+    return tuple(positions)
 
 
 def _with_last(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:

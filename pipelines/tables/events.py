@@ -77,26 +77,26 @@ class EventSurvey:
 
 def survey(batches: Iterable[RowBatch], named: Named) -> EventSurvey:
     """Survey all rows."""
-    found = EventSurvey()
+    surveyed = EventSurvey()
     for batch in batches:
         for name in _IDS:
             if name in named.fields and not isinstance(batch.frame[named.column(name)].dtype, pl.List):
-                found.ids[name].look_at(present(as_text(batch.frame[named.column(name)]))[0])
+                surveyed.ids[name].look_at(present(as_text(batch.frame[named.column(name)]))[0])
         times_written = batch.frame[named.column("event_time")]
-        found.days.look_at(times_written)
+        surveyed.days.look_at(times_written)
         if times_written.dtype.is_numeric() or times_written.dtype == pl.String:
-            found.serial.look_at(present(as_text(times_written))[0])
-    return found
+            surveyed.serial.look_at(present(as_text(times_written))[0])
+    return surveyed
 
 
-def survey_histories(batches: Iterable[RowBatch], named: Named, found: EventSurvey) -> None:
+def survey_histories(batches: Iterable[RowBatch], named: Named, surveyed: EventSurvey) -> None:
     """Survey the time of each user's first row, which ends the given history."""
     for batch in batches:
-        users = whole_form(present(as_text(batch.frame[named.column("user_id")]))[0], found.ids["user_id"])
-        at, _ = _times(batch.frame, named, found)
+        users = whole_form(present(as_text(batch.frame[named.column("user_id")]))[0], surveyed.ids["user_id"])
+        at, _ = _times(batch.frame, named, surveyed)
         first = pl.DataFrame({"user_id": users, "first": at}).drop_nulls()
-        first = first if found.first_times is None else pl.concat([found.first_times, first])
-        found.first_times = first.group_by("user_id").agg(pl.col("first").min())
+        first = first if surveyed.first_times is None else pl.concat([surveyed.first_times, first])
+        surveyed.first_times = first.group_by("user_id").agg(pl.col("first").min())
 
 
 def count_batch(batch: RowBatch, findings: Findings) -> pl.DataFrame:
@@ -333,8 +333,8 @@ def _with_items(
         shown = as_text(frame[named.column("impressions")]).str.split(" ").list.drop_nulls()
         exploded = table.with_columns(item_id=shown).explode("item_id").filter(pl.col("item_id") != "")
         clicked = pl.col("item_id").str.ends_with("-1")
-        told = pl.col("item_id").str.contains(r"-[01]$")
-        kind = pl.when(clicked).then(pl.lit(_CLICK)).when(told).then(pl.lit(_IMPRESSION)).otherwise("event_type")
+        is_labelled = pl.col("item_id").str.contains(r"-[01]$")
+        kind = pl.when(clicked).then(pl.lit(_CLICK)).when(is_labelled).then(pl.lit(_IMPRESSION)).otherwise("event_type")
         parts.append(exploded.with_columns(event_type=kind, item_id=pl.col("item_id").str.replace(r"-[01]$", "")))
     if "history" in named.fields:
         parts.append(_histories(table, as_text(frame[named.column("history")]), about))

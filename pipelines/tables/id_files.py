@@ -34,10 +34,10 @@ def read_ids(path: Path, field: str, option: str) -> list[str]:
         column.refuse(field, path.name, "'u17'")
     except DataError as error:
         raise ConfigError(f"{option}: {error}") from error
-    found = whole_form(words, column).drop_nulls().to_list()
-    if not found:
+    ids = whole_form(words, column).drop_nulls().to_list()
+    if not ids:
         raise ConfigError(f"{option}: {path} holds no ids; give one id per line, or a table with a column {field}")
-    return found
+    return ids
 
 
 def _column(path: Path, field: str) -> pl.Series:

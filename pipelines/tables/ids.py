@@ -45,7 +45,7 @@ class IdColumn:
         self.num_floats += len(floats)
         is_large = (floats.cast(pl.Float64, strict=False).abs() >= _LARGEST).fill_null(value=False)
         others = floats.filter(~floats.str.contains(_WHOLE) | is_large)
-        broken = [one for one in others.unique(maintain_order=True) if _exact(one) is None]
+        broken = [word for word in others.unique(maintain_order=True) if _exact(word) is None]
         self.num_fractions += int(others.is_in(broken).sum()) if broken else 0
         self.fraction = self.fraction or (broken[0] if broken else "")
 
@@ -69,14 +69,14 @@ class IdColumn:
 def whole_form(words: pl.Series, column: IdColumn) -> pl.Series:
     """Return ids, whole floating-point numbers as integers; in a column of numbers, ids with lost digits are null."""
     is_whole = words.str.contains(_WHOLE).fill_null(value=False)
-    found = words.str.replace(r"\.0+$", "").zip_with(is_whole, words) if is_whole.any() else words
+    ids = words.str.replace(r"\.0+$", "").zip_with(is_whole, words) if is_whole.any() else words
     if not (column.reads_scientific and column.num_floats):
-        return found
+        return ids
     is_other = words.str.contains(_SCIENTIFIC).fill_null(value=False)
     if not is_other.any():
-        return found
-    exact = {one: _exact(one) for one in words.filter(is_other).unique()}
-    return found.replace_strict(exact, default=found, return_dtype=pl.String)
+        return ids
+    exact = {word: _exact(word) for word in words.filter(is_other).unique()}
+    return ids.replace_strict(exact, default=ids, return_dtype=pl.String)
 
 
 def _exact(text: str) -> str | None:

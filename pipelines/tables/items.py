@@ -37,10 +37,10 @@ Reader = Callable[[pl.Series], pl.Series]
 
 def survey_items(batches: Iterable[RowBatch], named: Named) -> IdColumn:
     """Survey the form of the ids of the whole table."""
-    found = IdColumn()
+    ids = IdColumn()
     for batch in batches:
-        found.look_at(present(as_text(batch.frame[named.column("item_id")]))[0])
-    return found
+        ids.look_at(present(as_text(batch.frame[named.column("item_id")]))[0])
+    return ids
 
 
 def read_items(
@@ -173,38 +173,40 @@ class _Cells:
         if not columns:
             return self._nothing(pl.List(pl.String))
         parts = [self._categories_of(column, is_only=len(columns) == 1) for column in columns]
-        found = parts[0] if len(parts) == 1 else _joined(parts)
-        is_long = (found.list.len() > MAX_TEXTS).fill_null(value=False)
+        categories = parts[0] if len(parts) == 1 else _joined(parts)
+        is_long = (categories.list.len() > MAX_TEXTS).fill_null(value=False)
         self._findings.note(f"{{n}} items have more than {MAX_TEXTS} categories; the first stay", int(is_long.sum()))
-        found = found.list.head(MAX_TEXTS) if is_long.any() else found
+        categories = categories.list.head(MAX_TEXTS) if is_long.any() else categories
         return (
-            found.set((found.list.len() == 0).fill_null(value=False), None) if (found.list.len() == 0).any() else found
+            categories.set((categories.list.len() == 0).fill_null(value=False), None)
+            if (categories.list.len() == 0).any()
+            else categories
         )
 
     def _categories_of(self, column: str, *, is_only: bool) -> pl.Series:
         values = self._frame[column]
         if (
             not is_only
-            and (told := flags(values)).drop_nulls().len() == (present(as_text(values))[0]).drop_nulls().len()
+            and (is_set := flags(values)).drop_nulls().len() == (present(as_text(values))[0]).drop_nulls().len()
         ):
-            return pl.Series([[column] if one else None for one in told], dtype=pl.List(pl.String))
+            return pl.Series([[column] if flag else None for flag in is_set], dtype=pl.List(pl.String))
         split = self._options.splits.get(column) or self._options.splits.get("categories")
         split = split or (" " if column in self._sequences else None)
-        found = lists(values, split)
-        if decoded := entities(found.explode()):
-            self._note_entities(column, found.list.eval(pl.element().is_in([*decoded])).list.any(), decoded)
-            found = found.list.eval(pl.element().replace(decoded))
+        categories = lists(values, split)
+        if decoded := entities(categories.explode()):
+            self._note_entities(column, categories.list.eval(pl.element().is_in([*decoded])).list.any(), decoded)
+            categories = categories.list.eval(pl.element().replace(decoded))
         if values.dtype == pl.String and split is None:
-            whole = found.list.len() == 1
+            whole = categories.list.len() == 1
             for sign in (",", ">"):
-                has_sign = (found.list.first().str.contains(sign, literal=True) & whole).fill_null(value=False)
+                has_sign = (categories.list.first().str.contains(sign, literal=True) & whole).fill_null(value=False)
                 if has_sign.any():
                     what = (
                         f"{{n}} values of column {column} hold '{sign}' and are one category each; "
                         f"--list '{column}={sign}' splits them"
                     )
-                    self._findings.note(what, int(has_sign.sum()), str(found.filter(has_sign)[0][0]))
-        texts = found.list.eval(pl.element().str.replace_all(r"[\p{C}\p{Z}]+", " ").str.slice(0, MAX_TEXT_CHARS))
+                    self._findings.note(what, int(has_sign.sum()), str(categories.filter(has_sign)[0][0]))
+        texts = categories.list.eval(pl.element().str.replace_all(r"[\p{C}\p{Z}]+", " ").str.slice(0, MAX_TEXT_CHARS))
         return texts.list.eval(pl.element().filter(pl.element() != ""))
 
     def attribute(self, name: str, column: str) -> pl.Series:
@@ -240,31 +242,31 @@ class _Cells:
             words = words.set(is_long, None)
         return printable(words, MAX_TEXT_CHARS)[0]
 
-    def _texts(self, column: str, found: pl.Series) -> pl.Series:
-        is_bad = (found.list.len() > MAX_TEXTS) | (
-            found.list.eval(pl.element().str.len_chars()).list.max() > MAX_TEXT_CHARS
+    def _texts(self, column: str, texts: pl.Series) -> pl.Series:
+        is_bad = (texts.list.len() > MAX_TEXTS) | (
+            texts.list.eval(pl.element().str.len_chars()).list.max() > MAX_TEXT_CHARS
         )
         is_bad = is_bad.fill_null(value=False)
         self._findings.unread(
             column, int(is_bad.sum()), f"a list of more than {MAX_TEXTS} texts or {MAX_TEXT_CHARS} characters"
         )
-        found = found.set(is_bad, None) if is_bad.any() else found
-        clean = found.list.eval(pl.element().str.replace_all(r"[\p{C}\p{Z}]+", " ").str.strip_chars())
+        texts = texts.set(is_bad, None) if is_bad.any() else texts
+        clean = texts.list.eval(pl.element().str.replace_all(r"[\p{C}\p{Z}]+", " ").str.strip_chars())
         clean = clean.list.eval(pl.element().filter(pl.element() != ""))
         return pl.Series(
-            [one if one is not None and len(one) else None for one in clean.to_list()], dtype=pl.List(pl.String)
+            [names if names is not None and len(names) else None for names in clean.to_list()], dtype=pl.List(pl.String)
         )
 
     def _read(self, column: str, reader: Reader) -> pl.Series:
         values = self._frame[column]
-        found = reader(values)
-        if found.null_count() == values.null_count():
-            return found
+        parsed = reader(values)
+        if parsed.null_count() == values.null_count():
+            return parsed
         written = as_text(values).str.strip_chars()
-        is_unread = (found.is_null() & (written != "")).fill_null(value=False)
+        is_unread = (parsed.is_null() & (written != "")).fill_null(value=False)
         if is_unread.any():
             self._findings.unread(column, int(is_unread.sum()), str(written.filter(is_unread)[0])[:60])
-        return found
+        return parsed
 
     def _decoded(self, words: pl.Series, column: str) -> pl.Series:
         """Return texts without HTML entities."""
@@ -282,10 +284,10 @@ class _Cells:
 
 
 def _joined(parts: Sequence[pl.Series]) -> pl.Series:
-    frame = pl.DataFrame([part.alias(str(place)).fill_null([]) for place, part in enumerate(parts)])
+    frame = pl.DataFrame([part.alias(str(index)).fill_null([]) for index, part in enumerate(parts)])
     return frame.select(pl.concat_list(pl.all()).list.unique(maintain_order=True).alias("categories"))["categories"]
 
 
 def _time_ms(values: pl.Series) -> pl.Series:
-    found = times(values).dt.epoch("ms")
-    return found.set((found < MIN_TIME_MS).fill_null(value=False), None)
+    parsed = times(values).dt.epoch("ms")
+    return parsed.set((parsed < MIN_TIME_MS).fill_null(value=False), None)

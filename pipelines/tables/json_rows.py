@@ -83,8 +83,8 @@ class JsonRows:
         """Whether one of the first lines is a JSON object and a row by itself."""
         start = next(utf8_chunks(self._path), b"")
         lines = [line for line in start.split(b"\n")[: 10 * _NUM_PROBED] if line.strip()][:_NUM_PROBED]
-        found = [value for line in lines if isinstance(value := _parse(as_utf8(line)[0].decode()), dict)]
-        return bool(found) and not (len(lines) == 1 and self._wrapped(found[0]) != found)
+        objects = [value for line in lines if isinstance(value := _parse(as_utf8(line)[0].decode()), dict)]
+        return bool(objects) and not (len(lines) == 1 and self._wrapped(objects[0]) != objects)
 
     def _objects(self) -> Iterator[tuple[int, Any]]:
         """Yield the objects of an array or of concatenated JSON; a broken object, up to the next object, is one row."""
@@ -105,8 +105,8 @@ class JsonRows:
                     text, at = text[at:] + more + "".join(islice(texts, len(text) // CHUNK_BYTES)), 0
                     continue
                 value = "nested too deep" if isinstance(error, RecursionError) else "no JSON"
-                found = _NEXT_OBJECT.search(text, at)
-                at = len(text) if found is None else found.end() - 1
+                match = _NEXT_OBJECT.search(text, at)
+                at = len(text) if match is None else match.end() - 1
             for inner in self._wrapped(value) if number == 1 else (value,):
                 yield number, inner
                 number += 1
@@ -148,14 +148,14 @@ def _text(value: Any) -> str | None:
 
 def _flat(row: dict[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
     """Return the values of nested objects by their path."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, typed in row.items():
         value = _untyped(typed)
         if isinstance(value, dict) and depth < _MAX_DEPTH:
-            found |= _flat(value, f"{prefix}{name}.", depth + 1)
+            flat |= _flat(value, f"{prefix}{name}.", depth + 1)
         else:
-            found[f"{prefix}{name}"] = _text(value) if isinstance(value, dict) else value
-    return found
+            flat[f"{prefix}{name}"] = _text(value) if isinstance(value, dict) else value
+    return flat
 
 
 def _untyped(value: Any) -> Any:

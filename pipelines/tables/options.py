@@ -78,9 +78,9 @@ class TableArguments(ColumnArguments):
     def words(self) -> tuple[str, ...]:
         return tuple(
             word
-            for one in options_of(type(self))
-            for value in getattr(self, one.field.name)
-            for word in (*one.names, value)
+            for declared in options_of(type(self))
+            for value in getattr(self, declared.field.name)
+            for word in (*declared.names, value)
         )
 
 

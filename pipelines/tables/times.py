@@ -59,7 +59,7 @@ class DayOrder:
             return
         self.num_slashed += len(slashed)
         groups = slashed.str.strip_chars().str.extract_groups(r"^(\d{1,2})[/-](\d{1,2})").struct.unnest()
-        first, second = (groups.to_series(place).cast(pl.Int32) for place in (0, 1))
+        first, second = (groups.to_series(index).cast(pl.Int32) for index in (0, 1))
         self.num_day_first += int(((first > 12) & (second <= 12)).sum())
         self.num_month_first += int(((second > 12) & (first <= 12)).sum())
         self.has_half_days |= bool(slashed.str.contains(r"(?i)\d\s?[ap]\.?m\b").any())
@@ -100,13 +100,13 @@ class SerialDays:
 
 def times(values: pl.Series, day_first: bool | None = None) -> pl.Series:
     """Return times in UTC, missing where absent, before 1970, or from 2100 on."""
-    found = _any(values, day_first)
-    is_usable = ((found >= FIRST_TIME) & (found < END_OF_TIMES)).fill_null(value=False)
-    return found.set(~is_usable, None).alias(values.name)
+    parsed = _any(values, day_first)
+    is_usable = ((parsed >= FIRST_TIME) & (parsed < END_OF_TIMES)).fill_null(value=False)
+    return parsed.set(~is_usable, None).alias(values.name)
 
 
-def is_day(found: pl.Series) -> pl.Series:
-    return (found.dt.epoch("us") % _DAY_US == 0).fill_null(value=False)
+def is_day(values: pl.Series) -> pl.Series:
+    return (values.dt.epoch("us") % _DAY_US == 0).fill_null(value=False)
 
 
 def _any(values: pl.Series, day_first: bool | None) -> pl.Series:
@@ -138,14 +138,14 @@ def _of_integers(values: pl.Series) -> pl.Series:
         .when(number < _MICROS).then(number)
         .otherwise(number // 1_000)
     )  # fmt: skip
-    found = values.to_frame("number").select(_utc(micros).alias("time"))["time"]
+    parsed = values.to_frame("number").select(_utc(micros).alias("time"))["time"]
     for least, most, shape in _DIGITS:
         is_date = values.is_between(least, most).fill_null(value=False)
         if is_date.any():
             digits = values.set(~is_date, None).cast(pl.String)
             dates = digits.str.to_datetime(shape, time_unit="us", strict=False).dt.replace_time_zone("UTC")
-            found = dates.zip_with(is_date, found)
-    return found
+            parsed = dates.zip_with(is_date, parsed)
+    return parsed
 
 
 def _of_floats(values: pl.Series) -> pl.Series:
@@ -157,12 +157,12 @@ def _of_floats(values: pl.Series) -> pl.Series:
         .when(number < _MICROS).then(number)
         .otherwise(number / 1e3)
     )  # fmt: skip
-    found = values.to_frame("number").select(_utc(micros.round().cast(pl.Int64, strict=False)).alias("time"))["time"]
+    parsed = values.to_frame("number").select(_utc(micros.round().cast(pl.Int64, strict=False)).alias("time"))["time"]
     least, most, _ = _DIGITS[0]
     is_date = ((values == values.round()) & values.is_between(least, most)).fill_null(value=False)
     if not is_date.any():
-        return found
-    return _of_integers(values.set(~is_date, None).cast(pl.Int64)).zip_with(is_date, found)
+        return parsed
+    return _of_integers(values.set(~is_date, None).cast(pl.Int64)).zip_with(is_date, parsed)
 
 
 def _of_text(words: pl.Series, day_first: bool | None) -> pl.Series:
@@ -211,10 +211,10 @@ def _one(text: str, day_first: bool | None) -> datetime | None:
         return None
     try:
         slashed = _SLASHED.match(text)
-        found = _slashed(slashed, day_first) if slashed else _other(text)
-        if found is None:
+        time = _slashed(slashed, day_first) if slashed else _other(text)
+        if time is None:
             return None
-        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
     except (ValueError, OverflowError, TypeError, IndexError):
         return None
 
@@ -249,7 +249,9 @@ def _slashed(match: re.Match[str], day_first: bool | None) -> datetime | None:
     clock = re.sub(r"\s+", " ", rest.strip(" T,")).upper().replace("A.M.", "AM").replace("P.M.", "PM")
     if not clock:
         return at
-    if (told := _by_shape(clock, _CLOCKS)) is None:
+    if (time_of_day := _by_shape(clock, _CLOCKS)) is None:
         return None
-    moved = at.replace(hour=told.hour, minute=told.minute, second=told.second, microsecond=told.microsecond)
-    return moved.replace(tzinfo=told.tzinfo or UTC)
+    moved = at.replace(
+        hour=time_of_day.hour, minute=time_of_day.minute, second=time_of_day.second, microsecond=time_of_day.microsecond
+    )
+    return moved.replace(tzinfo=time_of_day.tzinfo or UTC)

@@ -35,7 +35,7 @@ class Disliked:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Disliked":
         """Return a copy with `change` applied to each tensor."""
-        return Disliked(*(change(getattr(self, one.name)) for one in fields(self)))
+        return Disliked(*(change(getattr(self, field.name)) for field in fields(self)))
 
     def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return row, position, item and weight of each dislike, (U,) each."""
@@ -191,10 +191,10 @@ def _rows_of_window(window: Labelled, rng: np.random.Generator) -> Iterator[Labe
     items = items_of(window)
     yield Weighted(items, weights_of(window))
     total = dislikes.weights.sum()
-    one = int(rng.choice(len(dislikes), p=dislikes.weights / total))
-    item, place = dislikes.items[one], int(dislikes.places[one])
-    own = Dislikes(np.array([item]), np.array([place]), np.array([total]))
-    yield Weighted(np.append(items[:place], item), np.zeros(place + 1, dtype=np.float32), own)
+    index = int(rng.choice(len(dislikes), p=dislikes.weights / total))
+    item, position = dislikes.items[index], int(dislikes.places[index])
+    own = Dislikes(np.array([item]), np.array([position]), np.array([total]))
+    yield Weighted(np.append(items[:position], item), np.zeros(position + 1, dtype=np.float32), own)
 
 
 def _disliked(of_rows: Sequence[Dislikes | None]) -> Disliked | None:

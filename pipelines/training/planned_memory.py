@@ -73,5 +73,5 @@ def describe_parts(parts: Mapping[str, float]) -> str:
 def describe_memory(memory: dict[str, Any]) -> str:
     """Return a line: measured and predicted memory, with the main components."""
     measured = memory["measured_bytes"]
-    found = "not measured here" if measured is None else f"{measured / 1e6:,.0f} MB measured"
-    return f"{found}, {describe_parts(memory['predicted'])}"
+    measurement = "not measured here" if measured is None else f"{measured / 1e6:,.0f} MB measured"
+    return f"{measurement}, {describe_parts(memory['predicted'])}"

@@ -238,8 +238,8 @@ def _write(
     shares = {name: spent / sum(times.values()) for name, spent in times.items()}
     tokens = max(options.max_batch_tokens, options.max_items * data.catalogue.depth)
     memory = memory_of(ours.fitted, ours.decoder.config, mesh, data.device, tokens, options.fit.num_parts)
-    found = {"peak_bytes": peak_bytes, "memory": memory, "shares_of_time": shares, "workers": mesh.world_size}
-    (out / SPEED).write_text(json.dumps(speed | found, indent=1))
+    figures = {"peak_bytes": peak_bytes, "memory": memory, "shares_of_time": shares, "workers": mesh.world_size}
+    (out / SPEED).write_text(json.dumps(speed | figures, indent=1))
     write_png({"decoder": ours.fitted}, out / CURVES)
 
 

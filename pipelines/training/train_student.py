@@ -144,8 +144,8 @@ def choose_student(tokenized: Path, options: DistillOptions, out: Path, fitted: 
     path, twin_path, repeats = out / "student.safetensors", out / "twin.safetensors", not options.mask_seen
     cases = sample_cases(read_cases(tokenized, Split.VALID), _NUM_CHOOSING)
     student, twin = (
-        gains(rank_labels(StudentScorer(read_student(one)), cases).as_served(repeats=repeats), 10)
-        for one in (path, twin_path)
+        gains(rank_labels(StudentScorer(read_student(student_path)), cases).as_served(repeats=repeats), 10)
+        for student_path in (path, twin_path)
     )
     low, high = interval(student - twin, seed=0)
     uses_targets = low > 0
@@ -165,8 +165,8 @@ def read_earned(students_dir: Path) -> dict[str, Any]:
 
     Its keys are uses_targets, ndcg10, twin_ndcg10, difference, low, high and num_cases.
     """
-    found: dict[str, Any] = json.loads((students_dir / _ABOUT).read_text())["earned"]
-    return found
+    earned: dict[str, Any] = json.loads((students_dir / _ABOUT).read_text())["earned"]
+    return earned
 
 
 def describe_earned(earned: Mapping[str, Any]) -> str:

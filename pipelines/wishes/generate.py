@@ -55,8 +55,8 @@ class Words:
 
 def training_phrasings() -> Phrasings:
     """Return the phrasings that training and validation use."""
-    found: Phrasings = tomllib.loads(files("pipelines.wishes").joinpath("phrasings.toml").read_text())
-    return found
+    phrasings: Phrasings = tomllib.loads(files("pipelines.wishes").joinpath("phrasings.toml").read_text())
+    return phrasings
 
 
 def write_wishes(cases: Cases, words: Words, phrasings: Phrasings, seed: int = 0) -> list[Wish]:

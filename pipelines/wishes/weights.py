@@ -49,7 +49,7 @@ def read_cases_of(
     reader: Reader, wishes: Sequence[Wish], cases: Cases, scorer: Scorer, mix: WishMix, progress: Progress
 ) -> list[ReadCase]:
     """Read each wish and score its user. Seen and excluded items do not compete."""
-    found: list[ReadCase] = []
+    read_cases: list[ReadCase] = []
     of_case: dict[int, list[Wish]] = {}
     for wish in wishes:
         of_case.setdefault(wish.case, []).append(wish)
@@ -62,9 +62,9 @@ def read_cases_of(
             label, history = int(cases.targets[number]), cases.histories[number]
             for wish in of_case[number]:
                 parts = reader.parts(wish.text, wish.session)
-                found.append(_compete(wish.kind, logs_V, parts, label, history))
-        progress(len(found), len(wishes), "wishes read")
-    return found
+                read_cases.append(_compete(wish.kind, logs_V, parts, label, history))
+        progress(len(read_cases), len(wishes), "wishes read")
+    return read_cases
 
 
 def _compete(kind: str, logs_V: np.ndarray, parts: Parts, label: int, history: np.ndarray) -> ReadCase:
@@ -76,7 +76,7 @@ def _compete(kind: str, logs_V: np.ndarray, parts: Parts, label: int, history: n
     competes_V[label] = False
     if len(logs_V) > _NUM_COMPETING:
         ranked = [logs_V, *(part for name, part in parts.scores.items() if not name.startswith("less"))]
-        best = np.unique(np.concatenate([np.argpartition(-one, _NUM_BEST)[:_NUM_BEST] for one in ranked]))
+        best = np.unique(np.concatenate([np.argpartition(-scores_V, _NUM_BEST)[:_NUM_BEST] for scores_V in ranked]))
         items_R = best[competes_V[best]]
     else:
         items_R = np.flatnonzero(competes_V)
@@ -89,7 +89,7 @@ def _compete(kind: str, logs_V: np.ndarray, parts: Parts, label: int, history: n
 def choose_weights(read: Sequence[ReadCase], progress: Progress) -> tuple[Weights, dict[str, Any]]:
     """Return the weights, and {unread, read: NDCG@10 by kind; num_wishes}."""
     chosen = Weights()
-    names = [one.name for one in fields(Weights) if one.name not in _FIXED]
+    names = [field.name for field in fields(Weights) if field.name not in _FIXED]
     for done in range(_ROUNDS * len(names)):
         name = names[done % len(names)]
         concerned = [case for case in read if name == "personal" or name in case.parts]
@@ -115,7 +115,7 @@ def _gains(read: Sequence[ReadCase], weights: Weights) -> np.ndarray:
     return gains(np.array([case.rank(weights) for case in read]), 10)
 
 
-_UNREAD = Weights(**{one.name: 0.0 for one in fields(Weights) if one.name not in ("earlier", "personal")})
+_UNREAD = Weights(**{field.name: 0.0 for field in fields(Weights) if field.name not in ("earlier", "personal")})
 
 
 def _by_kind(read: Sequence[ReadCase], weights: Weights | None) -> dict[str, float]:

@@ -27,7 +27,7 @@ def with_written(shipped: Phrasings, num: int, url: str, key: str = "", model: s
 
     A kind keeps its shipped phrasings if the server fails; a warning says so.
     """
-    found = {kind: list(own) for kind, own in shipped.items()}
+    phrasings = {kind: list(own) for kind, own in shipped.items()}
     headers = {"authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S, trust_env=False) as http:
         for kind, own in shipped.items():
@@ -39,8 +39,8 @@ def with_written(shipped: Phrasings, num: int, url: str, key: str = "", model: s
             except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
                 log.warning("phrasings_not_written", kind=kind, error=type(error).__name__)
                 continue
-            found[kind] += [line for line in dict.fromkeys(written) if is_like(line, own)][:num]
-    return found
+            phrasings[kind] += [line for line in dict.fromkeys(written) if is_like(line, own)][:num]
+    return phrasings
 
 
 def _asked(http: httpx.Client, model: str, own: Sequence[str], num: int) -> list[str]:

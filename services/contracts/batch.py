@@ -46,9 +46,9 @@ class BatchAnswer:
     outcome: Recommendation | TailraceError
 
 
-def entry_id(call_id: str, place: int) -> str:
+def entry_id(call_id: str, index: int) -> str:
     """Return the id of an entry without an id."""
-    return f"{call_id[: MAX_ID_CHARS - _PLACE_CHARS]}.{place}"
+    return f"{call_id[: MAX_ID_CHARS - _PLACE_CHARS]}.{index}"
 
 
 def check_batch_size(num_entries: int, announced: int | None) -> None:

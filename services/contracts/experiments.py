@@ -63,7 +63,7 @@ class Variant(Message, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> frozenset[str]:
-        return frozenset(one for one in _OVERRIDES if getattr(self, one) is not None)
+        return frozenset(name for name in _OVERRIDES if getattr(self, name) is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +91,21 @@ class Experiment:
         """Return the user's variant regardless of dates; None if the user is outside the experiment."""
         if user_id in self.exclude_users or not self.start <= place_of(self.salt, user_id) < self.start + self.share:
             return None
-        return min(self.variants, key=lambda one: self._draw(one, user_id))
+        return min(self.variants, key=lambda variant: self._draw(variant, user_id))
 
     def _draw(self, variant: str, user_id: str) -> float:
         """Return an exponential variable with the variant's weight as its rate.
 
         Each variant has the minimum with a probability in proportion to its weight.
         """
-        place = place_of(f"{self.salt}/{self.name}/{variant}", user_id)
-        return -math.log(place + 0.5 / _PLACES) / self.variants[variant].weight
+        position = place_of(f"{self.salt}/{self.name}/{variant}", user_id)
+        return -math.log(position + 0.5 / _PLACES) / self.variants[variant].weight
 
     @property
     def shares(self) -> dict[str, float]:
         """By variant, its fraction of the experiment's users."""
-        whole = sum(one.weight for one in self.variants.values())
-        return {name: one.weight / whole for name, one in self.variants.items()}
+        whole = sum(variant.weight for variant in self.variants.values())
+        return {name: variant.weight / whole for name, variant in self.variants.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,15 @@ class Experiments:
 
     def assign(self, surface: str, unit_id: str, now_ms: int) -> tuple[Assignment, ...]:
         """Return the assignments of this user (or visitor's session) on a surface: at most one variant per layer."""
-        found = (
-            (one, one.variant_of(unit_id))
-            for one in self.by_name.values()
-            if surface in one.surfaces and one.is_running(now_ms)
+        drawn = (
+            (experiment, experiment.variant_of(unit_id))
+            for experiment in self.by_name.values()
+            if surface in experiment.surfaces and experiment.is_running(now_ms)
         )
         return tuple(
-            Assignment(one.name, variant, one.variants[variant]) for one, variant in found if variant is not None
+            Assignment(experiment.name, variant, experiment.variants[variant])
+            for experiment, variant in drawn
+            if variant is not None
         )
 
 
@@ -143,7 +145,7 @@ def place_of(salt: str, user_id: str) -> float:
 
 def variant_field(assignments: Sequence[Assignment]) -> str | None:
     """Return the variant field of an impression, such as `fresher=fresh,layout=control`; None without variants."""
-    return ",".join(sorted(f"{one.experiment}={one.variant}" for one in assignments)) or None
+    return ",".join(sorted(f"{assignment.experiment}={assignment.variant}" for assignment in assignments)) or None
 
 
 def variant_in(recorded: str | None, experiment: str) -> str | None:
@@ -190,13 +192,13 @@ class _File(Message, frozen=True):
                     f"layers.{name}.salt", "also another layer's, which divides users alike", "change it"
                 )
             salts.add(layer.salt)
-        for name, one in self.experiments.items():
+        for name, entry in self.experiments.items():
             _check_name(f"experiments.{name}", name)
-            if one.layer not in self.layers:
+            if entry.layer not in self.layers:
                 fix = f"send one of {', '.join(self.layers) or '[layers]'}"
-                raise InvalidField(f"experiments.{name}.layer", f"unknown layer {one.layer!r}", fix)
-        for (name, one), (other_name, other) in combinations(self.experiments.items(), 2):
-            _refuse_disturbance(name, one, f"experiments.{other_name}", other)
+                raise InvalidField(f"experiments.{name}.layer", f"unknown layer {entry.layer!r}", fix)
+        for (name, entry), (other_name, other) in combinations(self.experiments.items(), 2):
+            _refuse_disturbance(name, entry, f"experiments.{other_name}", other)
 
 
 def read_experiments(path: Path) -> Experiments:
@@ -214,44 +216,47 @@ def _experiments(file: _File) -> Experiments:
         {
             name: Experiment(
                 name=name,
-                salt=file.layers[one.layer].salt,
-                layer=one.layer,
-                surfaces=frozenset(one.surfaces),
-                start=one.start,
-                share=one.share,
-                variants=one.variants,
-                starts_ms=0 if one.starts is None else _ms(one.starts),
-                ends_ms=None if one.ends is None else _ms(one.ends),
-                exclude_users=frozenset(one.exclude_users),
+                salt=file.layers[entry.layer].salt,
+                layer=entry.layer,
+                surfaces=frozenset(entry.surfaces),
+                start=entry.start,
+                share=entry.share,
+                variants=entry.variants,
+                starts_ms=0 if entry.starts is None else _ms(entry.starts),
+                ends_ms=None if entry.ends is None else _ms(entry.ends),
+                exclude_users=frozenset(entry.exclude_users),
             )
-            for name, one in file.experiments.items()
+            for name, entry in file.experiments.items()
         }
     )
 
 
-def _refuse_disturbance(name: str, one: _Entry, other_path: str, other: _Entry) -> None:
+def _refuse_disturbance(name: str, entry: _Entry, other_path: str, other: _Entry) -> None:
     """Refuse concurrent experiments that share users of one layer, or set one field of a surface from two layers."""
-    if not (_begins_before_end_of(one, other) and _begins_before_end_of(other, one)):
+    if not (_begins_before_end_of(entry, other) and _begins_before_end_of(other, entry)):
         return
-    if one.layer == other.layer:
-        if other.start < one.start + one.share - _ROUNDING and one.start < other.start + other.share - _ROUNDING:
-            problem = f"overlaps {name} in layer {one.layer}"
+    if entry.layer == other.layer:
+        if other.start < entry.start + entry.share - _ROUNDING and entry.start < other.start + other.share - _ROUNDING:
+            problem = f"overlaps {name} in layer {entry.layer}"
             raise InvalidField(f"{other_path}.from", problem, "send a part of the layer that is free")
         return
-    surfaces = sorted({*one.surfaces} & {*other.surfaces})
-    changed = [frozenset().union(*(variant.changes for variant in each.variants.values())) for each in (one, other)]
+    surfaces = sorted({*entry.surfaces} & {*other.surfaces})
+    changed = [
+        frozenset().union(*(variant.changes for variant in experiment.variants.values()))
+        for experiment in (entry, other)
+    ]
     if surfaces and (both := sorted(changed[0] & changed[1])):
-        problem = f"sets {both[0]} of {surfaces[0]}, as {name} does in layer {one.layer}"
+        problem = f"sets {both[0]} of {surfaces[0]}, as {name} does in layer {entry.layer}"
         raise InvalidField(other_path, problem, "put both into one layer, which has each user in one of them")
 
 
-def _begins_before_end_of(one: _Entry, other: _Entry) -> bool:
-    return one.starts is None or other.ends is None or one.starts < other.ends
+def _begins_before_end_of(entry: _Entry, other: _Entry) -> bool:
+    return entry.starts is None or other.ends is None or entry.starts < other.ends
 
 
 def _check_name(path: str, name: str) -> None:
     check_id(path, name)
-    if any(one in name for one in _FORBIDDEN):
+    if any(character in name for character in _FORBIDDEN):
         raise InvalidField(path, f"has {' or '.join(_FORBIDDEN)}", "choose a name without them")
 
 

@@ -160,12 +160,14 @@ def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> ExplanationR
         else LlmPart(**{name: _rounded(value) for name, value in zip(_LLM_FIELDS, llm, strict=True)}),
         stages=tuple(_stage(*stage) for stage in sorted(stages, key=lambda stage: float(stage[1]))),
         ruled=tuple(
-            RuledItem(item_id=one, before=before, after=after, rules=tuple(rules))
-            for one, before, after, rules in ruled
+            RuledItem(item_id=item_id, before=before, after=after, rules=tuple(rules))
+            for item_id, before, after, rules in ruled
         ),
-        mixed=tuple(MixedItem(item_id=one, score=score, by_source=dict(by_source)) for one, score, by_source in mixed),
+        mixed=tuple(
+            MixedItem(item_id=item_id, score=score, by_source=dict(by_source)) for item_id, score, by_source in mixed
+        ),
         understood=None if understood is None else _understood(understood),
-        wished=tuple(WishedItem(item_id=one, before=before, after=after) for one, before, after in wished),
+        wished=tuple(WishedItem(item_id=item_id, before=before, after=after) for item_id, before, after in wished),
     )
 
 

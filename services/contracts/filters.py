@@ -118,7 +118,7 @@ class Condition(Clause):
         """The cost in tests over every item: one, or one per number, and more for many texts."""
         if not isinstance(self.test, OneOf):
             return 1
-        num_texts = sum(isinstance(one, str) for one in self.test.values)
+        num_texts = sum(isinstance(value, str) for value in self.test.values)
         return min(max(1, len(self.test.values) - num_texts + num_texts // _TEXTS_A_TEST), MOST_COMPARED)
 
     @classmethod
@@ -212,8 +212,10 @@ class Expression(Clause):
         cls, must: Sequence[Clause] = (), should: Sequence[Clause] = (), must_not: Sequence[Clause] = ()
     ) -> "Expression":
         """Make an expression and its canonical text, which ignores order and duplicates of clauses."""
-        text = " ".join(f"{{{';'.join(sorted({one.text for one in part}))}}}" for part in (must, should, must_not))
-        num_tests = sum(one.num_tests for part in (must, should, must_not) for one in part)
+        text = " ".join(
+            f"{{{';'.join(sorted({clause.text for clause in part}))}}}" for part in (must, should, must_not)
+        )
+        num_tests = sum(clause.num_tests for part in (must, should, must_not) for clause in part)
         return cls(tuple(must), tuple(should), tuple(must_not), text, num_tests)
 
     def __bool__(self) -> bool:
@@ -222,7 +224,7 @@ class Expression(Clause):
 
 def all_of(*expressions: Expression | None) -> Expression | None:
     """Return the conjunction of these expressions; None for none."""
-    given = [one for one in expressions if one is not None]
+    given = [expression for expression in expressions if expression is not None]
     return Expression.of(must=given) if len(given) > 1 else next(iter(given), None)
 
 
@@ -234,9 +236,9 @@ def clauses_in(clause: Clause, path: str, level: int = 1) -> Iterator[tuple[str,
         yield at, inner, level
         if isinstance(inner, Expression):
             nested = [
-                (join(at, f"{branch}[{index}]"), one, level + 1)
+                (join(at, f"{branch}[{index}]"), child, level + 1)
                 for branch in BRANCHES
-                for index, one in enumerate(getattr(inner, branch))
+                for index, child in enumerate(getattr(inner, branch))
             ]
             levels.extend(reversed(nested))
 

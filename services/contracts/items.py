@@ -139,7 +139,7 @@ class PutItemsBody(Message, frozen=True):
 
     @property
     def drafts(self) -> list[tuple[str, Mapping[str, Any]]]:
-        return [one.draft for one in self.items]
+        return [item.draft for item in self.items]
 
 
 class ItemError(Answer, frozen=True):
@@ -175,7 +175,7 @@ class PutOutcomesBody(Answer, frozen=True):
     @classmethod
     def of(cls, outcomes: Sequence[ItemOutcome]) -> "PutOutcomesBody":
         """Return the outcomes with the number of accepted entries."""
-        return cls(sum(one.error is None for one in outcomes), tuple(outcomes))
+        return cls(sum(outcome.error is None for outcome in outcomes), tuple(outcomes))
 
 
 class ItemState(StatedItemBody, frozen=True, kw_only=True):

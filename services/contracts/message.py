@@ -267,14 +267,16 @@ def _decoder(kind: type[M]) -> Any:
 def _hints(kind: type[Message]) -> dict[str, Any]:
     """Return the declared types by the names that callers send."""
     hints = get_type_hints(kind, include_extras=True)
-    return {one.encode_name: hints[one.name] for one in msgspec.structs.fields(kind)}
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
 
 
 @cache
 def _checked_fields(kind: type[Message]) -> tuple[tuple[str, str], ...]:
     """Return the names of the attributes with printable texts or numbers, and their names in JSON."""
     hints = get_type_hints(kind, include_extras=True)
-    return tuple((one.name, one.encode_name) for one in msgspec.structs.fields(kind) if _is_checked(hints[one.name]))
+    return tuple(
+        (field.name, field.encode_name) for field in msgspec.structs.fields(kind) if _is_checked(hints[field.name])
+    )
 
 
 def _is_checked(hint: Any) -> bool:
@@ -282,11 +284,11 @@ def _is_checked(hint: Any) -> bool:
         return True
     if get_origin(hint) is Annotated:
         is_printable = any(
-            isinstance(one, Meta) and (one.extra_json_schema or {}).get("pattern") == PRINTABLE
-            for one in hint.__metadata__
+            isinstance(meta, Meta) and (meta.extra_json_schema or {}).get("pattern") == PRINTABLE
+            for meta in hint.__metadata__
         )
         return is_printable or _is_checked(hint.__origin__)
-    return any(_is_checked(one) for one in get_args(hint))
+    return any(_is_checked(argument) for argument in get_args(hint))
 
 
 def _check_value(path: str, value: Any) -> None:
@@ -299,12 +301,12 @@ def _check_value(path: str, value: Any) -> None:
             raise InvalidField(path, "not a finite number", "send a finite number")
     elif isinstance(value, tuple | list):
         if not _are_printable(value):
-            for index, one in enumerate(value):
-                _check_value(f"{path}[{index}]", one)
+            for index, entry in enumerate(value):
+                _check_value(f"{path}[{index}]", entry)
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, entry in value.items():
             _check_value(path, name)
-            _check_value(f"{path}.{name}", one)
+            _check_value(f"{path}.{name}", entry)
 
 
 def _are_printable(values: Iterable[Any]) -> bool:
@@ -346,7 +348,7 @@ def _refusal(error: msgspec.ValidationError, kind: type[Message], whole: str, se
     if missing := _MISSING.fullmatch(message):
         return InvalidField(join(path, missing[1]), "missing", f"send {missing[1]}")
     if wrong := _WRONG_TYPE.fullmatch(message):
-        wanted = " or ".join(_KINDS.get(one, one) for one in wrong[1].split(" | ") if one != "null")
+        wanted = " or ".join(_KINDS.get(name, name) for name in wrong[1].split(" | ") if name != "null")
         if not path and wrong[1] == "object":
             return InvalidField(whole, "not a JSON object", _SEND_ONE_OBJECT)
         return InvalidField(path or whole, f"not {wanted}", f"send {wanted}")
@@ -362,8 +364,8 @@ def _refusal(error: msgspec.ValidationError, kind: type[Message], whole: str, se
 
 def _parts(text: str) -> tuple[str, list[str]]:
     """Return the message of a decoder's error, and its path as names of fields and indices such as `[0]`."""
-    message, found, path = text.rpartition(" - at `")
-    if not found:
+    message, separator, path = text.rpartition(" - at `")
+    if not separator:
         return text, []
     key, is_key, inside = path.partition("` in `")
     path = inside if is_key and key == "key" else path
@@ -374,7 +376,7 @@ def _out_of_bounds(bound: re.Match[str], hint: Any, value: Any) -> tuple[str, st
     """Return the problem and the fix of a value outside the declared bounds."""
     names = ("min_length", "max_length") if bound[2] else ("ge", "le", "gt", "lt")
     limits = {
-        name: limit for one in _metas(hint, bound[1]) for name in names if (limit := getattr(one, name)) is not None
+        name: limit for meta in _metas(hint, bound[1]) for name in names if (limit := getattr(meta, name)) is not None
     }
     wanted = _range_of(limits)
     if not bound[2]:
@@ -408,11 +410,11 @@ def _metas(hint: Any, wanted: str) -> Iterator[Meta]:
     """Yield the bounds of a type, and of its alternatives that are of this JSON type."""
     if get_origin(hint) is Annotated:
         of = _JSON_TYPES.get(get_origin(hint.__origin__) or hint.__origin__, wanted)
-        yield from (one for one in hint.__metadata__ if isinstance(one, Meta) and of == wanted)
+        yield from (meta for meta in hint.__metadata__ if isinstance(meta, Meta) and of == wanted)
         yield from _metas(hint.__origin__, wanted)
     elif get_origin(hint) in (Union, types.UnionType):
-        for one in get_args(hint):
-            yield from _metas(one, wanted)
+        for argument in get_args(hint):
+            yield from _metas(argument, wanted)
 
 
 def _value_at(plain: Any, steps: Sequence[str]) -> Any:
@@ -434,13 +436,13 @@ def _hint_at(kind: type[Message], steps: Sequence[str]) -> Any:
 
 def _step(hint: Any, step: str) -> Any:
     """Return the declared type of an entry or a field of a type; None if it has none."""
-    for one in _leaves(hint):
-        if step.startswith("[") and get_origin(one) in (tuple, list):
-            return get_args(one)[0]
-        if get_origin(one) is dict:
-            return get_args(one)[1]
-        if isinstance(one, type) and issubclass(one, Message) and step in _hints(one):
-            return _hints(one)[step]
+    for leaf in _leaves(hint):
+        if step.startswith("[") and get_origin(leaf) in (tuple, list):
+            return get_args(leaf)[0]
+        if get_origin(leaf) is dict:
+            return get_args(leaf)[1]
+        if isinstance(leaf, type) and issubclass(leaf, Message) and step in _hints(leaf):
+            return _hints(leaf)[step]
     return None
 
 
@@ -449,22 +451,22 @@ def _leaves(hint: Any) -> list[Any]:
     if get_origin(hint) is Annotated:
         return _leaves(hint.__origin__)
     if get_origin(hint) in (Union, types.UnionType):
-        return [leaf for one in get_args(hint) for leaf in _leaves(one)]
+        return [leaf for argument in get_args(hint) for leaf in _leaves(argument)]
     return [hint]
 
 
 def _known_fields(kind: type[Message], steps: Sequence[str]) -> str:
     """Return a fix with the names of the fields at a path."""
-    for one in _leaves(_hint_at(kind, steps)):
-        if isinstance(one, type) and issubclass(one, Message):
-            return f"the fields are {', '.join(sorted(_hints(one)))}"
+    for leaf in _leaves(_hint_at(kind, steps)):
+        if isinstance(leaf, type) and issubclass(leaf, Message):
+            return f"the fields are {', '.join(sorted(_hints(leaf)))}"
     return "omit it"
 
 
 def _known_values(kind: type[Message], steps: Sequence[str]) -> str:
     """Return a fix with the values of the enumeration at a path."""
-    for one in _leaves(_hint_at(kind, steps)):
-        if values := [*one] if isinstance(one, type) and issubclass(one, Enum) else get_args(one):
+    for leaf in _leaves(_hint_at(kind, steps)):
+        if values := [*leaf] if isinstance(leaf, type) and issubclass(leaf, Enum) else get_args(leaf):
             return f"send one of {', '.join(map(str, values))}"
     return "send a value of the schema"
 
@@ -484,7 +486,7 @@ def _with_key(steps: list[str], kind: type[Message], sent: Any) -> list[str]:
     """Return a path with the key of the map's value that is wrong; the path of the map if all its values are right."""
     before, after = steps[: steps.index(_ANY_KEY)], steps[steps.index(_ANY_KEY) + 1 :]
     values = _value_at(sent, before)
-    for leaf in (one for one in _leaves(_hint_at(kind, before)) if get_origin(one) is dict):
+    for leaf in (leaf for leaf in _leaves(_hint_at(kind, before)) if get_origin(leaf) is dict):
         for name, value in values.items() if isinstance(values, Mapping) else ():
             try:
                 msgspec.convert(value, get_args(leaf)[1], dec_hook=_read_custom)

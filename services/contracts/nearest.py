@@ -16,11 +16,11 @@ def nearest(name: str, known: Collection[str] | Iterable[str]) -> str:
     names = sorted(known)[:_MAX_COMPARED]
     if not names:
         return "omit it; no names are known"
-    folded = {one.casefold()[:_COMPARED_CHARS]: one for one in names}
+    folded = {candidate.casefold()[:_COMPARED_CHARS]: candidate for candidate in names}
     wanted = name[:_COMPARED_CHARS].casefold()[:_COMPARED_CHARS]
     likely = nlargest(_NUM_LIKELY, nlargest(_NUM_MAYBE, folded, key=partial(_alike, wanted)), partial(_near, wanted))
-    near = [folded[one] for one in difflib.get_close_matches(wanted, likely, n=_NUM_OFFERED)]
-    offered = ", ".join(f"{one!r:.60}" for one in near or names[: 4 * _NUM_OFFERED])
+    near = [folded[match] for match in difflib.get_close_matches(wanted, likely, n=_NUM_OFFERED)]
+    offered = ", ".join(f"{candidate!r:.60}" for candidate in near or names[: 4 * _NUM_OFFERED])
     return f"the nearest: {offered}" if near else f"name one that there is, for example {offered}"
 
 
@@ -31,5 +31,5 @@ def _alike(wanted: str, name: str) -> float:
 
 def _near(wanted: str, name: str) -> float:
     """Return a similarity of two names by their pairs of characters."""
-    pairs, others = (set(pairwise(one)) for one in (wanted, name))
+    pairs, others = (set(pairwise(text)) for text in (wanted, name))
     return len(pairs & others) / (1 + len(pairs) + len(others))

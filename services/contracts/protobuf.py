@@ -112,7 +112,7 @@ def _field_reader(field: FieldDescriptor) -> Reader:
     read_one = _value_reader(field)
     if not field.is_repeated:
         return read_one
-    return list if field.message_type is None else lambda values: [read_one(one) for one in values]
+    return list if field.message_type is None else lambda values: [read_one(value) for value in values]
 
 
 def _value_reader(field: FieldDescriptor) -> Reader:
@@ -140,9 +140,9 @@ def _json_value(value: Any) -> Any:
     """Return the JSON value of a google.protobuf.Value, ListValue or Struct."""
     match value.DESCRIPTOR.name:
         case "ListValue":
-            return [_json_value(one) for one in value.values]
+            return [_json_value(entry) for entry in value.values]
         case "Struct":
-            return {name: _json_value(one) for name, one in value.fields.items()}
+            return {name: _json_value(entry) for name, entry in value.fields.items()}
     kind = value.WhichOneof("kind")
     if kind in ("list_value", "struct_value"):
         return _json_value(getattr(value, kind))
@@ -177,7 +177,7 @@ def _field_writer(field: FieldDescriptor) -> Callable[[Any], Any]:
         write = _writer(kind.fields_by_name["value"].message_type)
         return lambda entries: {key: write(value) for key, value in entries.items()}
     write = _writer(kind)
-    return (lambda values: [write(one) for one in values]) if field.is_repeated else write
+    return (lambda values: [write(value) for value in values]) if field.is_repeated else write
 
 
 def _is_plain_map(field: FieldDescriptor) -> bool:
@@ -192,7 +192,7 @@ def _list_field(kind: Descriptor) -> str | None:
 
 def _value_oneof(kind: Descriptor) -> str | None:
     """Return the oneof of a message that represents one value."""
-    return "value" if [one.name for one in kind.oneofs] == ["value"] else None
+    return "value" if [oneof.name for oneof in kind.oneofs] == ["value"] else None
 
 
 def _kind_of(value: Any) -> str:

@@ -81,8 +81,8 @@ class ErasingWriter:
         prefix = key_prefix(USER_ID.name, BUNDLE_VERSION.name)
         with redis_as_dependency():
             keys = self._client.scan_iter(match=prefix + b"*", count=_PER_EXCHANGE)
-            gone = [key for key in keys if entities_of(key, self._project)[USER_ID.name] in user_ids]
-            for chunk in _chunks(gone):
+            leftover = [key for key in keys if entities_of(key, self._project)[USER_ID.name] in user_ids]
+            for chunk in _chunks(leftover):
                 self._client.unlink(*chunk)
 
     def remove_shown(self, until_ms: Mapping[str, int], now_ms: int) -> None:
@@ -90,7 +90,7 @@ class ErasingWriter:
         for chunk in _chunks(list(until_ms)):
             for user_id, row in read_shown(self._client, self._shown, chunk).items():
                 times_ms = enumerate(last_s * 1_000 for last_s in row.times_s)
-                later = [place for place, at_ms in times_ms if not precedes(at_ms, until_ms[user_id], now_ms)]
+                later = [index for index, at_ms in times_ms if not precedes(at_ms, until_ms[user_id], now_ms)]
                 if later and len(later) == len(row.item_ids):
                     continue
                 write = shown_write(self._shown, chosen(row, later), row)
@@ -154,14 +154,14 @@ class ErasingWriter:
 
     def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
         """Return the erasures whose receipt the store lacks."""
-        found: list[int] = []
+        counts: list[int] = []
         with redis_as_dependency():
             for chunk in _chunks(erasure_ids):
                 pipe = self._client.pipeline(transaction=False)
                 for erasure_id in chunk:
                     pipe.exists(_RECEIPT + erasure_id)
-                found += pipe.execute()
-        return {erasure_id for erasure_id, exists in zip(erasure_ids, found, strict=True) if not exists}
+                counts += pipe.execute()
+        return {erasure_id for erasure_id, exists in zip(erasure_ids, counts, strict=True) if not exists}
 
     def close(self) -> None:
         self._client.close()
@@ -173,14 +173,14 @@ class ErasingWriter:
             pipe = self._client.pipeline(transaction=False)
             for user_id in user_ids:
                 pipe.hmget(self._histories.key(user_id), fields)
-            found = pipe.execute()
-        for user_id, cells in zip(user_ids, found, strict=True):
-            row_time_us, *place = self._histories.values(_SEEN, cells).values()
-            if cells[0] is not None and is_gone(user_id, LogPosition(*place), row_time_us):
+            rows = pipe.execute()
+        for user_id, cells in zip(user_ids, rows, strict=True):
+            row_time_us, *position = self._histories.values(_SEEN, cells).values()
+            if cells[0] is not None and is_gone(user_id, LogPosition(*position), row_time_us):
                 expected = dict(zip(fields, cells, strict=True))
-                gone = RowWrite(self._histories.key(user_id), {}, expected=expected, is_replaced=True)
+                removal = RowWrite(self._histories.key(user_id), {}, expected=expected, is_replaced=True)
                 with suppress(RowChanged):
-                    write_unowned(self._client, [gone])
+                    write_unowned(self._client, [removal])
 
 
 class RedisReceipts:
@@ -200,13 +200,13 @@ class RedisReceipts:
     async def get(self, erasure_id: str, timeout_s: float) -> ErasureProgress | None:
         """Return a receipt; None if unknown or older than 90 days. Raises DependencyUnavailable."""
         with redis_as_dependency():
-            found: Any = await within(timeout_s, self._read(_RECEIPT + erasure_id))
-        if b"accepted" not in found:
+            receipt: Any = await within(timeout_s, self._read(_RECEIPT + erasure_id))
+        if b"accepted" not in receipt:
             return None
-        done = {store: found.get(store.value.encode()) for store in ErasureStore}
+        done = {store: receipt.get(store.value.encode()) for store in ErasureStore}
         return ErasureProgress(
             erasure_id=erasure_id,
-            accepted_time_ms=int(found[b"accepted"]),
+            accepted_time_ms=int(receipt[b"accepted"]),
             stores={store: None if at is None else int(at) for store, at in done.items()},
         )
 

@@ -79,8 +79,8 @@ class RedisExplanations:
         """Return the newest record of this id; None if unknown. Raises DependencyUnavailable."""
         with redis_as_dependency():
             call = self._get_script(keys=[_HEAD], args=[_digest(request_id), self._num_buckets])
-            found: bytes | None = await within(timeout_s, call)
-        return found
+            record: bytes | None = await within(timeout_s, call)
+        return record
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -62,7 +62,9 @@ class RowLayout(Generic[Row]):
         self._value: Any = Value_pb2.Value
         self._timestamp = Timestamp
         self._time_field = f"_ts:{view.name}".encode()
-        self._fields: dict[str, bytes] = {one.name: _field(f"{view.name}:{one.name}") for one in view.features}
+        self._fields: dict[str, bytes] = {
+            feature.name: _field(f"{view.name}:{feature.name}") for feature in view.features
+        }
 
     @property
     def fields(self) -> list[bytes]:
@@ -84,19 +86,21 @@ class RowLayout(Generic[Row]):
         """Return the hash fields of a row with this event time (Unix µs)."""
         time = self._timestamp(seconds=time_us // 1_000_000, nanos=time_us % 1_000_000 * 1_000)
         cells = {self._time_field: time.SerializeToString()}
-        return cells | {self._fields[one.name]: self._encode(one.type, one.cell(row)) for one in self._view.features}
+        return cells | {
+            self._fields[feature.name]: self._encode(feature.type, feature.cell(row)) for feature in self._view.features
+        }
 
     def fields_of(self, names: Sequence[str]) -> list[bytes]:
         return [self._fields[name] for name in names]
 
     def some(self, row: Row, names: Sequence[str]) -> dict[bytes, bytes]:
         """Return the hash fields of these features of a row."""
-        columns = {one.name: one for one in self._view.features}
+        columns = {feature.name: feature for feature in self._view.features}
         return {self._fields[name]: self._encode(columns[name].type, columns[name].cell(row)) for name in names}
 
     def values(self, names: Sequence[str], cells: Sequence[bytes | None]) -> dict[str, Any]:
         """Return the values of these features by name, from fields in the same order; None for absent features."""
-        types = {one.name: one.type for one in self._view.features}
+        types = {feature.name: feature.type for feature in self._view.features}
         return {name: self._decode(types[name], cell) for name, cell in zip(names, cells, strict=True)}
 
     def row(self, entity: str, cells: Sequence[bytes | None]) -> Row | None:
@@ -110,7 +114,7 @@ class RowLayout(Generic[Row]):
 
     def rows(self, entities: Sequence[str], cells: Sequence[Sequence[bytes | None]]) -> dict[str, Row]:
         """Return the rows of these entities by entity, each from its fields as in `row`; absent rows are missing."""
-        rows = ((entity, self.row(entity, each)) for entity, each in zip(entities, cells, strict=True))
+        rows = ((entity, self.row(entity, row_cells)) for entity, row_cells in zip(entities, cells, strict=True))
         return {entity: row for entity, row in rows if row is not None}
 
     def time_s(self, cell: bytes | None) -> int | None:

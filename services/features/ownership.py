@@ -174,10 +174,10 @@ class Partitions:
     def claim(self, partition: int) -> Claim | None:
         """Claim a partition; None while another process owns it. Raises DependencyUnavailable."""
         with redis_as_dependency():
-            found = self._claim(keys=[self._key], args=[partition, self._lease, self._owner, LEASE_MS])
-        if len(found) == 1:
+            reply = self._claim(keys=[self._key], args=[partition, self._lease, self._owner, LEASE_MS])
+        if len(reply) == 1:
             return None
-        topic_id, offset, epoch, saved, whole, *base_ids = ("" if cell is None else cell.decode() for cell in found)
+        topic_id, offset, epoch, saved, whole, *base_ids = ("" if cell is None else cell.decode() for cell in reply)
         position = LogPosition(topic_id, partition, int(offset)) if topic_id else None
         saved_topic, _, saved_offset = saved.rpartition("/")
         leader_epoch, _, epoch_offset = epoch.partition("/")  # an earlier version moves only the offset
@@ -204,24 +204,24 @@ class Partitions:
         RowChanged (some rows may have been written, but not the position) or DependencyUnavailable; the other
         partitions are still written.
         """
-        for one in writes:
-            rest = len(one.rows) - _MAX_ROWS
+        for write in writes:
+            rest = len(write.rows) - _MAX_ROWS
             for at in range(0, rest, _MAX_ROWS):
-                (outcome,) = self._run([PartitionWrite(one.partition, one.rows[at : at + _MAX_ROWS])])
-                self._check(one.partition, outcome)
-        last = [replace(one, rows=one.rows[(len(one.rows) - 1) // _MAX_ROWS * _MAX_ROWS :]) for one in writes]
+                (outcome,) = self._run([PartitionWrite(write.partition, write.rows[at : at + _MAX_ROWS])])
+                self._check(write.partition, outcome)
+        last = [replace(write, rows=write.rows[(len(write.rows) - 1) // _MAX_ROWS * _MAX_ROWS :]) for write in writes]
         outcomes = self._run(last)
-        for one, outcome in zip(last, outcomes, strict=True):
-            if outcome == "done" and one.position is not None:
-                self._positions[one.partition] = one.position
-        for one, outcome in zip(last, outcomes, strict=True):
-            self._check(one.partition, outcome)
+        for write, outcome in zip(last, outcomes, strict=True):
+            if outcome == "done" and write.position is not None:
+                self._positions[write.partition] = write.position
+        for write, outcome in zip(last, outcomes, strict=True):
+            self._check(write.partition, outcome)
 
     def _run(self, writes: Sequence[PartitionWrite]) -> list[str]:
         """Run the update of each write and return the outcomes."""
-        for one in writes:
-            if one.partition not in self._positions:
-                raise OwnershipLost(one.partition, "not claimed")
+        for write in writes:
+            if write.partition not in self._positions:
+                raise OwnershipLost(write.partition, "not claimed")
         if len(writes) == 1:
             return [_run(self._update, self._key, self._fenced(writes[0]), writes[0].rows)]
         with redis_as_dependency():
@@ -233,8 +233,8 @@ class Partitions:
 
         def run() -> list[bytes]:
             pipe = self._client.pipeline(transaction=False)
-            for one in writes:
-                keys, arguments = _arguments(self._key, self._fenced(one), one.rows)
+            for write in writes:
+                keys, arguments = _arguments(self._key, self._fenced(write), write.rows)
                 pipe.evalsha(self._update.sha, len(keys), *keys, *arguments)
             outcomes: list[bytes] = pipe.execute()
             return outcomes

@@ -77,10 +77,10 @@ class FeatureReader:
         Empty for an unknown user. Raises DependencyUnavailable, also while the store lacks rows of the user's
         partition.
         """
-        found = await self.read_many((user_id,), bundle_version, timeout_s)
-        if user_id not in found:
+        features = await self.read_many((user_id,), bundle_version, timeout_s)
+        if user_id not in features:
             raise DependencyUnavailable("features", _RETRY_AFTER_S)
-        return found[user_id]
+        return features[user_id]
 
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
@@ -140,8 +140,8 @@ class FeatureReader:
         async with self._client.pipeline(transaction=False) as pipe:
             for partition in partitions:
                 pipe.hmget(self._popularity.key(partition), self._popularity.fields)
-            found = await pipe.execute()
-        rows = (self._popularity.row(partition, cells) for partition, cells in zip(partitions, found, strict=True))
+            replies = await pipe.execute()
+        rows = (self._popularity.row(partition, cells) for partition, cells in zip(partitions, replies, strict=True))
         return [row for row in rows if row is not None]
 
     async def _sample_user_ids(self, limit: int) -> list[str]:
@@ -151,8 +151,8 @@ class FeatureReader:
         cursor = 0
         for _ in range(_MAX_SCANS):
             cursor, keys = await self._client.scan(cursor, match=prefix + b"*", count=_KEYS_PER_SCAN)
-            found = (entities_of(key, self._project)[USER_ID.name] for key in keys)
-            user_ids += [user_id for user_id in found if not tenant_of(user_id)]
+            scanned = (entities_of(key, self._project)[USER_ID.name] for key in keys)
+            user_ids += [user_id for user_id in scanned if not tenant_of(user_id)]
             if cursor == 0 or len(user_ids) >= limit:
                 break
         return user_ids[:limit]
@@ -166,7 +166,7 @@ class FeatureReader:
         number = self._breaker.started(started_s)
         try:
             with redis_as_dependency(_RETRY_AFTER_S), span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
-                found = await within(timeout_s, call)
+                result = await within(timeout_s, call)
         except asyncio.CancelledError:  # the caller has cancelled, which does not mean that the store failed
             self._breaker.abandoned(number)
             raise
@@ -177,7 +177,7 @@ class FeatureReader:
                 self._breaker.failed(time.monotonic())
             raise
         self._breaker.succeeded()
-        return found
+        return result
 
 
 def _means_nothing(cause: BaseException | None, timeout_s: float) -> bool:

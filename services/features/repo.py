@@ -86,7 +86,7 @@ def served_features(address: RepoAddress, service: str) -> dict[str, list[str]]:
     from feast.protos.feast.core.Registry_pb2 import Registry
 
     registry = Registry.FromString(address.registry_path.read_bytes())
-    (served,) = (one.spec.features for one in registry.feature_services if one.spec.name == service)
+    (served,) = (entry.spec.features for entry in registry.feature_services if entry.spec.name == service)
     return {view.feature_view_name: [feature.name for feature in view.feature_columns] for view in served}
 
 
@@ -154,8 +154,8 @@ def _apply(address: RepoAddress, definitions: Path, registry: Path) -> None:
     kinds = (feast.Entity, feast.FeatureView, feast.FeatureService)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Feast's FutureWarning at each definition
-        found = [value for value in runpy.run_path(str(definitions)).values() if isinstance(value, kinds)]
-        _store(address, registry).apply(found)
+        objects = [value for value in runpy.run_path(str(definitions)).values() if isinstance(value, kinds)]
+        _store(address, registry).apply(objects)
 
 
 def _store(address: RepoAddress, registry: Path) -> "FeatureStore":

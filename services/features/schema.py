@@ -241,9 +241,9 @@ USER_HISTORY = ViewSchema(
 
 
 def _shown(cells: dict[str, Any]) -> UserShown:
-    place = LogPosition(cells["shown_topic_id"], cells["shown_partition"], cells["shown_offset"])
+    position = LogPosition(cells["shown_topic_id"], cells["shown_partition"], cells["shown_offset"])
     items, counts, times_s = (cells[f"shown_{name}"] for name in ("item_ids", "counts", "times_s"))
-    return UserShown(user_id=cells["user_id"], item_ids=items, counts=counts, times_s=times_s, position=place)
+    return UserShown(user_id=cells["user_id"], item_ids=items, counts=counts, times_s=times_s, position=position)
 
 
 USER_SHOWN = ViewSchema(

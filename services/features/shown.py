@@ -23,16 +23,16 @@ _NO_TIME_US = 0
 
 def without_items(shown: UserShown, item_ids: Collection[str]) -> UserShown:
     """Return the impressions without these items."""
-    left = [place for place, item_id in enumerate(shown.item_ids) if item_id not in item_ids]
+    left = [index for index, item_id in enumerate(shown.item_ids) if item_id not in item_ids]
     return chosen(shown, left)
 
 
 def chosen(shown: UserShown, places: Sequence[int]) -> UserShown:
     return UserShown(
         user_id=shown.user_id,
-        item_ids=tuple(shown.item_ids[place] for place in places),
-        counts=tuple(shown.counts[place] for place in places),
-        times_s=tuple(shown.times_s[place] for place in places),
+        item_ids=tuple(shown.item_ids[index] for index in places),
+        counts=tuple(shown.counts[index] for index in places),
+        times_s=tuple(shown.times_s[index] for index in places),
         position=shown.position,
     )
 

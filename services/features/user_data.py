@@ -40,7 +40,7 @@ class UserStore:
 
     def lists(self, user_id: str, versions: Iterable[str]) -> list[PrecomputedRow]:
         """Return the lists that these bundles have stored for a user."""
-        found = []
+        rows = []
         for version in versions:
             with redis_as_dependency():
                 cells = self._client.hmget(self._lists.key(user_id, version), self._lists.fields)
@@ -48,8 +48,8 @@ class UserStore:
                 names = [column.name for column in USER_RECOMMENDATIONS.features]
                 values = self._lists.values(names, cells)
                 keys = {"user_id": [user_id], "bundle_version": [version]}
-                found += USER_RECOMMENDATIONS.from_columns(keys | {name: [value] for name, value in values.items()})
-        return found
+                rows += USER_RECOMMENDATIONS.from_columns(keys | {name: [value] for name, value in values.items()})
+        return rows
 
     def explanations(self, user_id: str) -> list[bytes]:
         with redis_as_dependency():

@@ -170,9 +170,9 @@ class FeatureWriter:
             self._with_shown(self._history_write(row, before.get(row.user_id)), acted_on.get(row.user_id))
             for row in rows
         ]
-        writes = [replace(one, is_replaced=row.user_id in erased) for one, row in zip(writes, rows, strict=True)]
-        gone = set(erased) - {row.user_id for row in rows}
-        return [*writes, *(self._erasing_write(user_id, before.get(user_id)) for user_id in gone)]
+        writes = [replace(write, is_replaced=row.user_id in erased) for write, row in zip(writes, rows, strict=True)]
+        without_row = set(erased) - {row.user_id for row in rows}
+        return [*writes, *(self._erasing_write(user_id, before.get(user_id)) for user_id in without_row)]
 
     def _history_write(self, row: UserHistory, before: UserHistory | None) -> RowWrite:
         """Return the write of a row, conditional on `before` in the store; None: on an absent row."""

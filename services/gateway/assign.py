@@ -22,10 +22,10 @@ class Assign:
     def __call__(self, unit_id: str, tenant: str) -> AssignResponse:
         """Return this user's (or session's) assignment on every surface of the tenant."""
         nowhere = self._experiments.find(None, unit_id, tenant)
-        found = [self._on(nowhere, unit_id, ())]
+        assignments = [self._on(nowhere, unit_id, ())]
         assigned = self._experiments.assigned(unit_id, tenant)
-        found += [self._on(surface, unit_id, made) for surface, made in assigned.values()]
-        return AssignResponse(surfaces=tuple(found))
+        assignments += [self._on(surface, unit_id, made) for surface, made in assigned.values()]
+        return AssignResponse(surfaces=tuple(assignments))
 
     def _on(self, surface: Surface, unit_id: str, assigned: Sequence[Assignment]) -> SurfaceAssignment:
         bundles = self._names.of(surface.model)
@@ -39,5 +39,5 @@ class Assign:
             name=local_name(bundles.name),
             bundle_version=version,
             is_canary=canary is not None and version == canary.version,
-            variants={one.experiment: one.variant for one in assigned},
+            variants={assignment.experiment: assignment.variant for assignment in assigned},
         )

@@ -65,7 +65,7 @@ class RecommendBatch:
             answering.append(asyncio.create_task(outcome(entry)))
             await asyncio.sleep(0)  # tasks created together would all start in one turn of the loop
         outcomes = await asyncio.gather(*answering)
-        return [BatchAnswer(entry.request_id, one) for entry, one in zip(entries, outcomes, strict=True)]
+        return [BatchAnswer(entry.request_id, answer) for entry, answer in zip(entries, outcomes, strict=True)]
 
     def _by_version(self, requests: Sequence[RecommendRequest]) -> Mapping[str, Sequence[str]]:
         """Return the users by the version of the stored lists they read; skips users whose request will be refused."""
@@ -111,10 +111,10 @@ class ReadTogether:
             reading = asyncio.create_task(self._store.read_many(users, bundle_version, timeout_s))
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._reading[bundle_version] = reading
-        found = await asyncio.shield(reading)
-        if user_id not in found:
+        features = await asyncio.shield(reading)
+        if user_id not in features:
             raise DependencyUnavailable("features", _RETRY_AFTER_S)
-        return found[user_id]
+        return features[user_id]
 
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float

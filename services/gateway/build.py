@@ -171,10 +171,13 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         config.residency,
     )
     popular, similar = PopularTier(names, ports.features, config.popular_refresh_s), SimilarTier(names)
-    gated = {name: GatedLlm(one, _gate(name, config)) for name, one in ports.llms.items()}
+    gated = {name: GatedLlm(replicas, _gate(name, config)) for name, replicas in ports.llms.items()}
     llm = LlmTier(gated, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
     surfaces = Surfaces(
-        config.surfaces_file, tuple(ports.llms), lambda one: _check_surface(one, names), metrics.surfaces_state.set
+        config.surfaces_file,
+        tuple(ports.llms),
+        lambda surface: _check_surface(surface, names),
+        metrics.surfaces_state.set,
     )
     experiments = RunningExperiments(config.experiments_file, surfaces, metrics.experiments_state.set, ports.wall_clock)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
@@ -199,8 +202,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
-    names.before_swap(lambda one: answer_metrics.bundle_loaded(one.name, one.version))
-    names.before_swap(lambda one: _compile_surfaces(one, surfaces, names.first.name))
+    names.before_swap(lambda live: answer_metrics.bundle_loaded(live.name, live.version))
+    names.before_swap(lambda live: _compile_surfaces(live, surfaces, names.first.name))
     again = StudentTier(ports.clock)  # a separate thread: no request waits behind a second ranking
     teacher = LlmTier(gated, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
     rankers = (

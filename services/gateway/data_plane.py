@@ -163,7 +163,7 @@ class DataPlane:
         sent = await self._record(drafts, tenant)
         events, known = once_each(sent), [live.items for live in self.names.all_loaded_for(tenant)]
         item_ids = [event.item_id for event in events]
-        unknown = [one for one in item_ids if known and not any(items.has(one) for items in known)]
+        unknown = [item_id for item_id in item_ids if known and not any(items.has(item_id) for items in known)]
         self._batches.flush()  # an event may name an answer whose record waits
         self._metrics.recorded(
             door, [event.request_id and scoped(tenant, event.request_id) for event in events], len(unknown)

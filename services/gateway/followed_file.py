@@ -94,8 +94,8 @@ class FollowedFile(Generic[T]):
         is_read = stamp != self._stamp or self._refused_for is not None
         self._stamp = stamp
         try:
-            found = self._read(self.path) if is_read else self.in_force
-            self._check(found)
+            settings = self._read(self.path) if is_read else self.in_force
+            self._check(settings)
         except ConfigError as error:
             self._refuse(error)
             return
@@ -105,8 +105,8 @@ class FollowedFile(Generic[T]):
             self._refused_for = repr(error)  # so that the next poll reads it again
             raise
         if is_read:
-            self.in_force, self._refused_for = found, None
-            log.info(f"{self._what}_read", num_entries=len(found))
+            self.in_force, self._refused_for = settings, None
+            log.info(f"{self._what}_read", num_entries=len(settings))
             self._on_state(FileState.CURRENT)
 
     def _refuse(self, error: ConfigError) -> None:

@@ -91,7 +91,7 @@ def merge(
 
 def moves(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int | None, int | None]]:
     """Return the items of two lists: index, position (from 1) in the first, and in the second; None if absent."""
-    places, now = ({index: place for place, index in enumerate(one, 1)} for one in (before, after))
+    places, now = ({index: position for position, index in enumerate(indices, 1)} for indices in (before, after))
     return [(index, places.get(index), now.get(index)) for index in dict.fromkeys((*after, *before))]
 
 

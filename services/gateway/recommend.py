@@ -222,12 +222,12 @@ class Recommend:
         wish = None if is_shed or not request.wishes else self._begin_reading(request, live, deadline, stages)
         with self._load.working(caller.tenant), stages.measure("features"):
             lookup = UNREAD if is_shed else await self._read(request, live.lists_version, deadline, features)
-        found = None if wish is None else await wish
+        read_wish = None if wish is None else await wish
         with stages.measure("route"):
             request = request.after(avoided(request, lookup.features, self._wall_clock()))
             context = build_context(request, surface, caller, deadline, live, lookup, stages, expressions)
-            if found is not None:
-                context = await self._wished(context, found)
+            if read_wish is not None:
+                context = await self._wished(context, read_wish)
             budget_s = deadline.budget_s(self._clock())
             facts = context.facts((tier.facts(context, budget_s) for tier in self._tiers.values()), budget_s)
             planned = policy.plan(facts)
@@ -236,7 +236,7 @@ class Recommend:
         with stages.measure("answer"):
             chosen, ruled = self._choose(context, results, decided.tier)
             items = as_items(chosen, live.items)
-            if found is not None and found.reading is None:
+            if read_wish is not None and read_wish.reading is None:
                 decided = RoutingDecision(decided.tier, Reason.WISH_NOT_READ)
         rationale = await self._write_rationale(context, items) if request.rationale else None
 
@@ -333,12 +333,12 @@ class Recommend:
         Raises DeadlineExceeded.
         """
         clauses = [clause for _, clause in clauses_of(request)]
-        found = live.expressions.compiled_soon(clauses)
-        if found is None:
+        compiled = live.expressions.compiled_soon(clauses)
+        if compiled is None:
             with stages.measure("filters"):
                 budget_s = deadline.budget_s(self._clock())
-                found = await self._compiling.run(budget_s, live.expressions.compiled, clauses)
-        return found
+                compiled = await self._compiling.run(budget_s, live.expressions.compiled, clauses)
+        return compiled
 
     async def _read(
         self, request: RecommendRequest, version: str, deadline: Deadline, features: Features | None
@@ -363,7 +363,7 @@ class Recommend:
         if wish.reading is None and wish.titles is None:
             return context
         for limited in limits_of(context.request, wish):
-            found = await self._compile(limited.request, context.live, context.deadline, context.stages)
+            compiled = await self._compile(limited.request, context.live, context.deadline, context.stages)
             context = build_context(
                 limited.request,
                 context.surface,
@@ -372,7 +372,7 @@ class Recommend:
                 context.live,
                 context.lookup,
                 context.stages,
-                found,
+                compiled,
                 limited.wish,
             )
             if limited.leaves_items(context.masks):

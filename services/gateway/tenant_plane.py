@@ -68,12 +68,12 @@ class TenantPlane:
     async def explanation(self, request_id: str) -> ExplanationRecord:
         """Return how one of the tenant's requests was answered; see Explanations."""
         check_id("request_id", request_id)
-        found = await self.plane.explanations.find(scoped(self.tenant, request_id))
+        record = await self.plane.explanations.find(scoped(self.tenant, request_id))
         return msgspec.structs.replace(
-            found,
-            request_id=local(found.request_id),
-            user_id=found.user_id and local(found.user_id),
-            surface=found.surface and local_surface(found.surface),
+            record,
+            request_id=local(record.request_id),
+            user_id=record.user_id and local(record.user_id),
+            surface=record.surface and local_surface(record.surface),
         )
 
     @property
@@ -89,5 +89,5 @@ class TenantPlane:
     async def export(self, user_id: str) -> Mapping[str, Any]:
         """Return all data of a user; see ExportUser."""
         check_id("user_id", user_id)
-        found: Mapping[str, Any] = without_prefix(self.tenant, await self.plane.export(scoped(self.tenant, user_id)))
-        return found
+        exported: Mapping[str, Any] = without_prefix(self.tenant, await self.plane.export(scoped(self.tenant, user_id)))
+        return exported

@@ -56,8 +56,8 @@ class TextColumn:
         """
         for code in range(self._num_indexed, len(self.values)):
             if len(self.values[code]) > 1:
-                for one in dict.fromkeys(self.values[code]):
-                    self._codes_by_text.setdefault(one, []).append(code)
+                for value in dict.fromkeys(self.values[code]):
+                    self._codes_by_text.setdefault(value, []).append(code)
             self._num_indexed = code + 1
         alone = self.code_of.get((text,))
         return [*(() if alone is None else (alone,)), *self._codes_by_text.get(text, ())]

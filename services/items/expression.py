@@ -168,18 +168,18 @@ class Expressions:
         """
         key, num_named, columns = clause.digest, self._items.num_named, self.columns
         tables = _tables_of(columns)
-        found, generation = self._look_up(key, tables)
-        if found is not None and found.is_current(generation, num_named):
-            return found.mask
+        kept, generation = self._look_up(key, tables)
+        if kept is not None and kept.is_current(generation, num_named):
+            return kept.mask
         revisions = tuple((column, column.revision) for column in _columns_read(tables, clause))  # before the cells
-        changed = None if found is None else _changed_between(found, revisions, columns.num_items, num_named)
-        if found is None or changed is None:
+        changed = None if kept is None else _changed_between(kept, revisions, columns.num_items, num_named)
+        if kept is None or changed is None:
             mask = self._compute(columns, clause, ALL)
         elif len(changed):
-            mask = found.mask.copy()
+            mask = kept.mask.copy()
             mask[changed] = self._compute(columns, clause, changed)
         else:
-            mask = found.mask
+            mask = kept.mask
         self._keep(key, _Kept(mask, revisions, num_named, generation))
         return mask
 
@@ -194,10 +194,10 @@ class Expressions:
         masks: dict[str, np.ndarray] = {}
         columns, num_named = self.columns, self._items.num_named
         for clause in clauses:
-            found, generation = self._look_up(clause.digest, _tables_of(columns))
-            if found is None or not found.is_current(generation, num_named):
+            kept, generation = self._look_up(clause.digest, _tables_of(columns))
+            if kept is None or not kept.is_current(generation, num_named):
                 return None
-            masks[clause.text] = found.mask
+            masks[clause.text] = kept.mask
         return Compiled(self, masks)
 
     def _look_up(self, key: bytes, tables: Tables) -> tuple[_Kept | None, int]:
@@ -205,9 +205,9 @@ class Expressions:
         with self._lock:
             if self._tables is None or not _is_same(self._tables, tables):
                 self._tables, self._generation = tables, self._generation + 1
-            if (found := self._kept.get(key)) is not None:
+            if (kept := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
-            return found, self._generation
+            return kept, self._generation
 
     def _keep(self, key: bytes, compiled: _Kept) -> None:
         with self._lock:
@@ -223,15 +223,15 @@ class Expressions:
             return self._compute_condition(columns, clause, rows)
         assert isinstance(clause, Expression), "a clause is a condition or an expression"
         mask = np.ones(_num_rows(columns, rows), dtype=bool)
-        for one in clause.must:
-            mask &= self._compute(columns, one, rows)
+        for nested in clause.must:
+            mask &= self._compute(columns, nested, rows)
         if clause.should:
             holds = np.zeros(len(mask), dtype=bool)
-            for one in clause.should:
-                holds |= self._compute(columns, one, rows)
+            for nested in clause.should:
+                holds |= self._compute(columns, nested, rows)
             mask &= holds
-        for one in clause.must_not:
-            mask &= ~self._compute(columns, one, rows)
+        for nested in clause.must_not:
+            mask &= ~self._compute(columns, nested, rows)
         return mask
 
     def _compute_condition(self, columns: ItemColumns, condition: Condition, rows: Rows) -> np.ndarray:
@@ -242,11 +242,11 @@ class Expressions:
         mask = np.zeros(_num_rows(columns, rows), dtype=bool)
         match test:
             case OneOf(values):
-                if texts is not None and (named := [one for one in values if isinstance(one, str)]):
+                if texts is not None and (named := [value for value in values if isinstance(value, str)]):
                     mask |= texts.holding(named, rows)
-                if numbers is not None and (wanted := [one for one in values if isinstance(one, float)]):
+                if numbers is not None and (wanted := [value for value in values if isinstance(value, float)]):
                     mask |= _equals_any(numbers.numbers[rows], wanted)
-                if flags is not None and (states := [float(one) for one in values if isinstance(one, bool)]):
+                if flags is not None and (states := [float(value) for value in values if isinstance(value, bool)]):
                     mask |= _equals_any(flags.flags[rows], states)
             case Range():
                 if numbers is not None:
@@ -265,8 +265,8 @@ class Expressions:
         mask = np.zeros(columns.num_items, dtype=bool)
         match condition.test:
             case OneOf(values):
-                found = [self._items.index(one) for one in values if isinstance(one, str)]
-                mask[[index for index in found if index is not None and index < len(mask)]] = True
+                indices = [self._items.index(value) for value in values if isinstance(value, str)]
+                mask[[index for index in indices if index is not None and index < len(mask)]] = True
             case Exists(wanted):
                 mask[:] = wanted
             case Range():
@@ -279,9 +279,9 @@ class Expressions:
         held = " or ".join(_WRITTEN[kind] for kind in kinds)
         match condition.test:
             case OneOf(values):
-                for place, value in enumerate(values):
+                for index, value in enumerate(values):
                     if _KIND_OF[type(value)] not in kinds:
-                        where = f"{path}.eq" if len(values) == 1 else f"{path}.in[{place}]"
+                        where = f"{path}.eq" if len(values) == 1 else f"{path}.in[{index}]"
                         raise InvalidRequest(where, f"{condition.key} holds {held}", f"send {held}")
             case Range() if "number" not in kinds:
                 raise InvalidRequest(f"{path}.range", f"{condition.key} holds {held}", "use eq, in or exists")
@@ -303,16 +303,16 @@ class Compiled:
 
         Recomputed if items were added meanwhile.
         """
-        found = self.masks.get(clause.text)
-        return self.expressions.mask(clause) if found is None or len(found) < self.columns.num_items else found
+        mask = self.masks.get(clause.text)
+        return self.expressions.mask(clause) if mask is None or len(mask) < self.columns.num_items else mask
 
 
 def _tables_of(columns: ItemColumns) -> Tables:
     return columns.texts, columns.numbers, columns.flags
 
 
-def _is_same(one: Tables, other: Tables) -> bool:
-    return one[0] is other[0] and one[1] is other[1] and one[2] is other[2]
+def _is_same(tables: Tables, other: Tables) -> bool:
+    return tables[0] is other[0] and tables[1] is other[1] and tables[2] is other[2]
 
 
 def _columns_read(tables: Tables, clause: Clause) -> list[Column]:
@@ -320,12 +320,12 @@ def _columns_read(tables: Tables, clause: Clause) -> list[Column]:
     return [table[key] for key in keys for table in tables if key in table]
 
 
-def _changed_between(found: _Kept, now: Revisions, num_items: int, num_named: int) -> np.ndarray | None:
+def _changed_between(kept: _Kept, now: Revisions, num_items: int, num_named: int) -> np.ndarray | None:
     """Return the items changed or added since a mask was made, (n,) int; None if unknown or for other columns."""
-    if len(found.mask) != num_items or len(found.revisions) != len(now):
+    if len(kept.mask) != num_items or len(kept.revisions) != len(now):
         return None
-    changed = set(range(found.num_named, num_named))
-    for (column, made), (same, revision) in zip(found.revisions, now, strict=True):
+    changed = set(range(kept.num_named, num_named))
+    for (column, made), (same, revision) in zip(kept.revisions, now, strict=True):
         if column is not same:
             return None
         if made == revision:
@@ -346,8 +346,8 @@ def _equals_any(cells: np.ndarray, values: list[float]) -> np.ndarray:
     wanted = np.unique(values)
     if len(wanted) > _FEW_VALUES:
         places = np.minimum(np.searchsorted(wanted, cells), len(wanted) - 1)
-        found: np.ndarray = wanted[places] == cells
-        return found
+        is_equal: np.ndarray = wanted[places] == cells
+        return is_equal
     mask = np.zeros(len(cells), dtype=bool)
     for value in wanted.astype(cells.dtype):
         mask |= cells == value

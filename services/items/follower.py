@@ -164,14 +164,14 @@ class ItemFollower:
     def _fail_awaited(self) -> None:
         with self._awaited_lock:
             failed, self._awaited = self._awaited, []
-        for one in failed:
-            if one.done.set_running_or_notify_cancel():
-                one.done.set_exception(DependencyUnavailable(self._topic, _RETRY_AFTER_S))
+        for waiter in failed:
+            if waiter.done.set_running_or_notify_cancel():
+                waiter.done.set_exception(DependencyUnavailable(self._topic, _RETRY_AFTER_S))
 
     def _load(self) -> None:
-        found = read_snapshot(self._snapshot, self._items)
-        if found is not None:
-            self._positions = found
+        positions = read_snapshot(self._snapshot, self._items)
+        if positions is not None:
+            self._positions = positions
             self._knows(Knowledge.SNAPSHOT)
             log.info("items_snapshot_loaded", num_named=self._items.layout.num_named)
 
@@ -237,10 +237,10 @@ class ItemFollower:
             if reader.num_begun_again:
                 reader.num_begun_again, current = 0, self._await_end()
             self._take((record for batch in fetched.values() for record in batch), is_behind=not current.done())
-            marks = {place.partition: mark for place, mark in reader.marks.items()}
+            marks = {topic_partition.partition: mark for topic_partition, mark in reader.marks.items()}
             self._positions = Positions(reader.topic_ids[self._topic], marks)
             reached = self._reached(awaited, consumer, is_empty=not fetched)
-            if current.done() or any(one.done is current for one in reached):
+            if current.done() or any(waiter.done is current for waiter in reached):
                 self._end_catch_up()
                 self._release(reached)
             now_s = time.monotonic()
@@ -295,10 +295,10 @@ class ItemFollower:
         """Return the waiting callers, with the ends that they wait for."""
         with self._awaited_lock:
             awaited = list(self._awaited)
-        if any(one.ends is None for one in awaited):
+        if any(waiter.ends is None for waiter in awaited):
             ends = consumer.end_offsets(places, timeout_ms=REQUEST_MS)
-            for one in awaited:
-                one.ends = one.ends or ends
+            for waiter in awaited:
+                waiter.ends = waiter.ends or ends
         return awaited
 
     def _reached(self, awaited: list[_Awaited], consumer: Any, *, is_empty: bool) -> list[_Awaited]:
@@ -308,22 +308,23 @@ class ItemFollower:
         after a fetch without records.
         """
         reached = []
-        for one in awaited:
-            at = {place: int(consumer.position(place)) for place in one.ends or ()}
+        for waiter in awaited:
+            at = {topic_partition: int(consumer.position(topic_partition)) for topic_partition in waiter.ends or ()}
             if all(
-                at[place] >= max(end, consumer.highwater(place) or 0) and (is_empty or at[place] > end)
-                for place, end in (one.ends or {}).items()
+                at[topic_partition] >= max(end, consumer.highwater(topic_partition) or 0)
+                and (is_empty or at[topic_partition] > end)
+                for topic_partition, end in (waiter.ends or {}).items()
             ):
-                reached.append(one)
+                reached.append(waiter)
         return reached
 
     def _release(self, reached: list[_Awaited]) -> None:
         """Wake these callers, whose records are all applied."""
-        for one in reached:
+        for waiter in reached:
             with self._awaited_lock, suppress(ValueError):
-                self._awaited.remove(one)
-            if one.done.set_running_or_notify_cancel():
-                one.done.set_result(None)
+                self._awaited.remove(waiter)
+            if waiter.done.set_running_or_notify_cancel():
+                waiter.done.set_result(None)
 
     def _write(self) -> None:
         """Write the snapshot if this process writes it and it is due.

@@ -357,10 +357,12 @@ class ItemLayout:
 
     def places(self, item_ids: Sequence[str]) -> np.ndarray:
         """Return the indices (n,) int64 of these distinct items; unknown items are added."""
-        found = list(map(self.catalogue.index_of.get, item_ids))
-        if None in found:
-            found = [self._place(item_id) if at is None else at for item_id, at in zip(item_ids, found, strict=True)]
-        return np.array(found, dtype=np.int64)
+        indices = list(map(self.catalogue.index_of.get, item_ids))
+        if None in indices:
+            indices = [
+                self._place(item_id) if at is None else at for item_id, at in zip(item_ids, indices, strict=True)
+            ]
+        return np.array(indices, dtype=np.int64)
 
     def _place(self, item_id: str) -> int:
         """Return the index of an item that the catalogue lacks; an unknown item is added."""

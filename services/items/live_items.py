@@ -142,8 +142,8 @@ class LiveItems:
     def find(self, read: Callable[[ItemLayout], T | None]) -> T | None:
         """Return the result of `read` on the newest layout, or else on other layouts, which may have other items."""
         with self._lock:
-            found = (read(layout) for layout in (self.layout, *self._in_use))
-            return next((one for one in found if one is not None), None)
+            results = (read(layout) for layout in (self.layout, *self._in_use))
+            return next((result for result in results if result is not None), None)
 
     def is_deleted(self, item_id: str) -> bool:
         """Return whether one of this catalogue's items is stated to be deleted."""

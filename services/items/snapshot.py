@@ -148,7 +148,7 @@ def _fill_part(layout: ItemLayout, part: pa.RecordBatch, known: Mapping[str, dic
     layout.status[places] = status
     if titles.null_count < len(titles):
         stated = zip(places.tolist(), titles.to_pylist(), strict=True)
-        layout.stated_titles.update({place: title for place, title in stated if title is not None})
+        layout.stated_titles.update({index: title for index, title in stated if title is not None})
     for name in part.schema.names:
         kind, _, own = name.partition(":")
         match f"{kind}:":

@@ -81,10 +81,10 @@ class TextHandle:
         """Return the available models. Raises DependencyUnavailable."""
         try:
             async with asyncio.timeout(_MODELS_TIMEOUT_S):
-                found: tuple[TextModel, ...] = await self._models.remote()
+                models: tuple[TextModel, ...] = await self._models.remote()
         except (TimeoutError, RayError, RayServeException) as error:
             raise DependencyUnavailable(TEXT, _RETRY_AFTER_S) from error
-        return found
+        return models
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Yield a text's events; closing the iterator cancels the request.

@@ -95,9 +95,9 @@ class SharedFile(_Lines):
         """Descriptor and identity of the open file."""
 
     def _descriptor(self) -> int:
-        found = self._find()
-        if self._open is not None and found is not None and _identity(found) == self._open[1]:
-            if found.st_size < self._max_bytes:
+        status = self._find()
+        if self._open is not None and status is not None and _identity(status) == self._open[1]:
+            if status.st_size < self._max_bytes:
                 return self._open[0]
             self._rotate(self._open)
         return self._reopen()
@@ -112,7 +112,7 @@ class SharedFile(_Lines):
         descriptor, identity = full
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (found := self._find()) is not None and _identity(found) == identity:
+            if (status := self._find()) is not None and _identity(status) == identity:
                 self._path.rename(self._path.with_name(f"{self._path.name}.old"))
 
     def _reopen(self) -> int:
@@ -125,5 +125,5 @@ class SharedFile(_Lines):
         return descriptor
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

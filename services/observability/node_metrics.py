@@ -37,8 +37,8 @@ class NodeCollector(Collector):
             for kind in _SUMMED:
                 _fold(self._folder, kind)
             files = [str(path) for path in self._folder.glob("*.db") if _is_begun(path)]
-            found: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
-            return list(found)
+            metrics: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+            return list(metrics)
 
 
 def node_registry(folder: Path) -> CollectorRegistry:

@@ -205,5 +205,5 @@ def load_objectives(path: Path = OBJECTIVES_PATH) -> Objectives:
 
 def _first_of(error: ValidationError) -> str:
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the file"
-    return f"{place}: {first['msg']}"
+    path = ".".join(str(part) for part in first["loc"]) or "the file"
+    return f"{path}: {first['msg']}"

@@ -137,61 +137,61 @@ def here() -> ParentSpan | None:
 
 def note(attributes: Attributes) -> None:
     """Add attributes to the open span, if any."""
-    if (place := _current.get()) is not None:
-        place.span.set_attributes(attributes)
+    if (current := _current.get()) is not None:
+        current.span.set_attributes(attributes)
 
 
 def note_failure(kind: str, *, is_ours: bool) -> None:
     """Set `error.type` on the open span, if any; only a failure on our side sets the error status."""
-    if (place := _current.get()) is not None:
-        place.span.set_attribute("error.type", kind)
+    if (current := _current.get()) is not None:
+        current.span.set_attribute("error.type", kind)
         if is_ours:
-            place.span.set_status(Status(StatusCode.ERROR, kind))
+            current.span.set_status(Status(StatusCode.ERROR, kind))
 
 
 def trace_headers() -> TraceHeaders:
     """Return the W3C context of the open span, for a message; empty outside a trace."""
-    place = _current.get()
-    if place is None:
+    current = _current.get()
+    if current is None:
         return ()
     headers: dict[str, str] = {}
-    _W3C.inject(headers, as_parent(place.span))
+    _W3C.inject(headers, as_parent(current.span))
     return tuple(headers.items())
 
 
 def trace_id() -> str | None:
     """Return the id (32 hex digits) of the open span's trace; None outside a trace."""
-    place = _current.get()
-    return None if place is None else format_trace_id(place.span.get_span_context().trace_id)
+    current = _current.get()
+    return None if current is None else format_trace_id(current.span.get_span_context().trace_id)
 
 
 def past_span(name: str, start_s: float, end_s: float, attributes: Attributes | None = None) -> None:
     """Add a finished span below the open span; times are monotonic seconds of this process. A no-op outside a trace."""
-    if (place := _current.get()) is not None:
+    if (current := _current.get()) is not None:
         to_unix_s = time.time() - time.monotonic()
         start_ns, end_ns = (int((moment_s + to_unix_s) * 1e9) for moment_s in (start_s, end_s))
-        past = place.tracer.start_span(name, as_parent(place.span), attributes=attributes, start_time=start_ns)
+        past = current.tracer.start_span(name, as_parent(current.span), attributes=attributes, start_time=start_ns)
         past.end(max(start_ns, end_ns))
 
 
 @contextmanager
-def _entered(place: ParentSpan) -> Iterator[Span]:
-    bound_id = format_trace_id(place.span.get_span_context().trace_id)
-    with structlog.contextvars.bound_contextvars(trace_id=bound_id), _opened(place) as opened:
+def _entered(parent: ParentSpan) -> Iterator[Span]:
+    bound_id = format_trace_id(parent.span.get_span_context().trace_id)
+    with structlog.contextvars.bound_contextvars(trace_id=bound_id), _opened(parent) as opened:
         yield opened
 
 
 @contextmanager
-def _opened(place: ParentSpan) -> Iterator[Span]:
-    before = _current.set(place)
+def _opened(parent: ParentSpan) -> Iterator[Span]:
+    before = _current.set(parent)
     try:
-        yield place.span
+        yield parent.span
     except Exception as error:
         note_failure(type(error).__qualname__, is_ours=True)
         raise
     finally:
         _current.reset(before)
-        place.span.end()
+        parent.span.end()
 
 
 if TYPE_CHECKING:

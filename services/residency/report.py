@@ -40,7 +40,7 @@ def resident_models(metrics: "Iterable[Metric]") -> list[ResidentModel]:
     def total(metric: str, part: str, name: str, **labels: str) -> int:
         """Return the sum of a metric's samples with these labels."""
         wanted = {"part": part, "name": name, **labels}.items()
-        return int(sum(one.value for one in samples if one.name == metric and wanted <= one.labels.items()))
+        return int(sum(sample.value for sample in samples if sample.name == metric and wanted <= sample.labels.items()))
 
     models = [
         ResidentModel(
@@ -56,7 +56,7 @@ def resident_models(metrics: "Iterable[Metric]") -> list[ResidentModel]:
         part, name, process = (sample.labels.get(label, "") for label in ("part", "name", "pid"))
         has_failed = bool(total("tailrace_model_load_failed", part, name))
         loads = total("tailrace_model_loads_total", part, name)
-        room, idle = (total("tailrace_model_evictions_total", part, name, reason=one) for one in ("room", "idle"))
+        room, idle = (total("tailrace_model_evictions_total", part, name, reason=reason) for reason in ("room", "idle"))
         is_kept = part not in counting and loads > room + idle
         if sample.value or has_failed or is_kept:
             models.append(

@@ -175,7 +175,7 @@ class ResidencyTable:
         """Return the bytes of each loading, resident and draining name that no other name uses."""
         users = Counter(key for model in self._models.values() for key in model.size.shared)
         return {
-            name: model.size.own + sum(one for key, one in model.size.shared.items() if users[key] == 1)
+            name: model.size.own + sum(part for key, part in model.size.shared.items() if users[key] == 1)
             for name, model in self._models.items()
         }
 
@@ -276,9 +276,9 @@ class ResidencyTable:
             return
         self._forgotten_s, pinned = now_s, self._pinned_bytes()
         has_changed, self._seen_pinned = pinned != self._seen_pinned, pinned  # `want` refused models that did not fit
-        for waiting, one in list(self._wanted.items()):
-            is_forgotten = now_s - one.wanted_s > FORGET_S and waiting not in self.pinned
-            if is_forgotten or (has_changed and not self._can_fit(one.size)):
+        for waiting, wanted in list(self._wanted.items()):
+            is_forgotten = now_s - wanted.wanted_s > FORGET_S and waiting not in self.pinned
+            if is_forgotten or (has_changed and not self._can_fit(wanted.size)):
                 del self._wanted[waiting]
         num_free = math.inf if self._max_loading is None else self._max_loading - len(self.names(Residency.LOADING))
         refused = set[str]()
@@ -402,10 +402,10 @@ class ResidencyTable:
         A shared part belongs to its users in equal parts.
         """
         users = Counter(key for model in self._models.values() for key in model.size.shared)
-        num_bytes: dict[str, float] = dict.fromkeys((one.tenant for one in self._wanted.values()), 0)
+        num_bytes: dict[str, float] = dict.fromkeys((wanted.tenant for wanted in self._wanted.values()), 0)
         for name, model in self._models.items():
             tenant = self._tenant_of(name)
-            parts = sum(one / users[key] for key, one in model.size.shared.items())
+            parts = sum(part / users[key] for key, part in model.size.shared.items())
             num_bytes[tenant] = num_bytes.get(tenant, 0) + model.size.own + parts
         return {tenant for tenant, held in num_bytes.items() if held * len(num_bytes) <= (self._budget_bytes or 0)}
 

@@ -65,7 +65,10 @@ class LlmGate:
         chosen = _choose(standings, budget_s)
         return LlmView(
             trial=self._due_for_trial(order, size, budget_s, now_s) if chosen.answers else None,
-            replicas=(chosen.name, *(one.name for one in standings if one is not chosen and one.answers)),
+            replicas=(
+                chosen.name,
+                *(standing.name for standing in standings if standing is not chosen and standing.answers),
+            ),
             breaker_allows=chosen.allows,
             num_in_flight=self._num_in_flight,
             max_in_flight=places_for(priority, self._max_in_flight),
@@ -152,10 +155,10 @@ def _choose(standings: Sequence[_Standing], budget_s: float) -> _Standing:
     In order of preference: a replica that allows requests, answers, and is predicted to end in time; a silent replica
     that allows a trial and is predicted to end in time; a replica that allows requests; the first replica.
     """
-    able = [one for one in standings if one.allows]
-    in_time = [one for one in able if one.predicted_s <= budget_s]
-    answering = [one for one in in_time if one.answers]
-    return next(one for group in (answering, in_time, able, standings) for one in group)
+    able = [standing for standing in standings if standing.allows]
+    in_time = [standing for standing in able if standing.predicted_s <= budget_s]
+    answering = [standing for standing in in_time if standing.answers]
+    return next(standing for group in (answering, in_time, able, standings) for standing in group)
 
 
 def _order(session: str, names: Sequence[str]) -> list[str]:

@@ -56,14 +56,14 @@ class BrokerLog:
 
         `leader_epoch` is the epoch of the record before `offset` when it was read, if known.
         """
-        place = self._place(partition)
+        topic_partition = self._place(partition)
         with broker_as_dependency():
-            (end,) = self._consumer.end_offsets([place], timeout_ms=_REQUEST_MS).values()
+            (end,) = self._consumer.end_offsets([topic_partition], timeout_ms=_REQUEST_MS).values()
             epoch_end: int | None = offset
             if leader_epoch is not None and self.knows_epochs:
-                epoch_end = self._end_of_epoch(place, leader_epoch)
+                epoch_end = self._end_of_epoch(topic_partition, leader_epoch)
             if end < offset:  # or it is the embedded broker, which names the last batch's first record
-                end = max(end, self._fetched_end(place, offset))
+                end = max(end, self._fetched_end(topic_partition, offset))
         return int(min(offset, end, offset - 1 if epoch_end is None else epoch_end))
 
     def value_at(self, partition: int, offset: int) -> tuple[int, bytes | None] | None:
@@ -73,51 +73,55 @@ class BrokerLog:
 
     def record_at(self, partition: int, offset: int) -> Any:
         """Return the first record at or after this offset and before the end, or the undecodable batch there."""
-        place = self._place(partition)
+        topic_partition = self._place(partition)
         with broker_as_dependency():
-            self._seek(place, offset)
+            self._seek(topic_partition, offset)
             give_up_s = time.monotonic() + _REQUEST_MS / 1_000
             while time.monotonic() < give_up_s:
                 for (record,) in self._consumer.poll(_POLL_MS, max_records=1).values():
                     return record
-            raise KafkaTimeoutError(f"no record of {place} from {offset}")
+            raise KafkaTimeoutError(f"no record of {topic_partition} from {offset}")
 
-    def _fetched_end(self, place: TopicPartition, offset: int) -> int:
+    def _fetched_end(self, topic_partition: TopicPartition, offset: int) -> int:
         """Return the end that a fetch from this offset reports; 0 if the fetch fails. Raises KafkaError."""
-        self._seek(place, offset)
+        self._seek(topic_partition, offset)
         give_up_s = time.monotonic() + _REQUEST_MS / 1_000
-        while (end := self._consumer.highwater(place)) is None and time.monotonic() < give_up_s:
+        while (end := self._consumer.highwater(topic_partition)) is None and time.monotonic() < give_up_s:
             try:
                 self._consumer.poll(_POLL_MS, max_records=1)
             except OffsetOutOfRangeError:
                 return 0
         if end is None:
-            raise KafkaTimeoutError(f"no answer for {place}")
+            raise KafkaTimeoutError(f"no answer for {topic_partition}")
         return int(end)
 
-    def _end_of_epoch(self, place: TopicPartition, leader_epoch: int) -> int | None:
+    def _end_of_epoch(self, topic_partition: TopicPartition, leader_epoch: int) -> int | None:
         """Return the offset after the last record of this epoch, or of the newest earlier epoch; None without either.
 
         Raises KafkaError. The consumer must have asked for the partition's offsets before, which names its leader.
         """
         manager = self._consumer._manager
-        leader = manager.cluster.leader_for_partition(place)
+        leader = manager.cluster.leader_for_partition(topic_partition)
         if leader is None or leader < 0:
-            raise LeaderNotAvailableError(place)
-        asked = _Partition(partition=place.partition, current_leader_epoch=_UNFENCED, leader_epoch=leader_epoch)
-        request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[_Topic(topic=place.topic, partitions=[asked])])
+            raise LeaderNotAvailableError(topic_partition)
+        asked = _Partition(
+            partition=topic_partition.partition, current_leader_epoch=_UNFENCED, leader_epoch=leader_epoch
+        )
+        request = OffsetForLeaderEpochRequest(
+            replica_id=-1, topics=[_Topic(topic=topic_partition.topic, partitions=[asked])]
+        )
 
         async def ask() -> Any:
             return await manager.send(request, node_id=leader)
 
-        ((found,),) = (topic.partitions for topic in manager.run(ask).topics)
-        if found.error_code:
-            raise for_code(found.error_code)(place)
-        return int(found.end_offset) if found.end_offset >= 0 else None
+        ((answer,),) = (topic.partitions for topic in manager.run(ask).topics)
+        if answer.error_code:
+            raise for_code(answer.error_code)(topic_partition)
+        return int(answer.end_offset) if answer.end_offset >= 0 else None
 
-    def _seek(self, place: TopicPartition, offset: int) -> None:
-        self._consumer.assign([place])
-        self._consumer.seek(place, offset)
+    def _seek(self, topic_partition: TopicPartition, offset: int) -> None:
+        self._consumer.assign([topic_partition])
+        self._consumer.seek(topic_partition, offset)
 
     def _place(self, partition: int) -> TopicPartition:
         return TopicPartition(self._topic, partition)

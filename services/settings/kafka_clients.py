@@ -52,7 +52,9 @@ def missing_permission(error: BaseException, names: Sequence[str] = (), operatio
     kind, option, needed = _PERMISSIONS[type(error)]
     named = names or _names_in(error)
     tried = operations or needed
-    words = [f"--operation {one}" for one in tried] + [f"{option} {one}".rstrip() for one in named or ("",)]
+    words = [f"--operation {operation}" for operation in tried] + [
+        f"{option} {name}".rstrip() for name in named or ("",)
+    ]
     what = " ".join((kind, ", ".join(named))).rstrip()
     return f"not authorised to {', '.join(tried).lower()} {what}; grant it: {_GRANT} {' '.join(words)}"
 
@@ -71,10 +73,10 @@ def broker_failure(
     return DependencyUnavailable("broker", _RETRY_AFTER_S, missing_permission(error, names, operations))
 
 
-def check_described(found: dict[str, Any]) -> None:
+def check_described(topic: dict[str, Any]) -> None:
     """Raise DependencyUnavailable for a topic whose description is an error."""
-    if found["error_code"]:
-        raise broker_failure(for_code(found["error_code"])(), [found["name"]], ["Describe"])
+    if topic["error_code"]:
+        raise broker_failure(for_code(topic["error_code"])(), [topic["name"]], ["Describe"])
 
 
 @contextmanager
@@ -115,8 +117,8 @@ def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
     try:
         return kind(**address.client_options(), **options, kafka_client=network)
     except BaseException:
-        for one in networks:
-            one.close()
+        for opened in networks:
+            opened.close()
         raise
 
 

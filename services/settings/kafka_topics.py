@@ -90,16 +90,18 @@ def replication(admin: Any, topics: Iterable[Topic]) -> dict[str, tuple[int, int
     Raises KafkaError.
     """
     names = [topic.name for topic in topics]
-    found = {one["name"]: one["partitions"] for one in admin.describe_topics(names) if not one["error_code"]}
-    asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in found]
+    described = {
+        topic["name"]: topic["partitions"] for topic in admin.describe_topics(names) if not topic["error_code"]
+    }
+    asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in described]
     configs = admin.describe_configs(asked, config_filter="all").get("topic", {}) if asked else {}
-    in_sync = {name: configs.get(name, {}).get(_MIN_IN_SYNC) for name in found}
+    in_sync = {name: configs.get(name, {}).get(_MIN_IN_SYNC) for name in described}
     return {
         name: (
-            min((len(one["replica_nodes"]) for one in partitions), default=0),
+            min((len(partition["replica_nodes"]) for partition in partitions), default=0),
             int(in_sync[name]["value"]) if in_sync[name] else None,
         )
-        for name, partitions in found.items()
+        for name, partitions in described.items()
     }
 
 

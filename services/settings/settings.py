@@ -606,10 +606,10 @@ def inspect_settings() -> tuple[Settings, dict[str, str]]:
     try:
         settings = Settings()
     except ValidationError as error:
-        for one in error.errors():
-            field = str(one["loc"][0])
+        for fault in error.errors():
+            field = str(fault["loc"][0])
             bad[field] = Settings.model_fields[field].get_default()
-            faults[variable_of(field)] = f"{variable_of(field)}: {one['msg']}, got {one.get('input')!r}"
+            faults[variable_of(field)] = f"{variable_of(field)}: {fault['msg']}, got {fault.get('input')!r}"
         settings = Settings(**bad)
     if not faults:
         try:

@@ -79,10 +79,16 @@ class TopicReader:
         self.topic_ids, self.places = self._describe()
         self._consumer.assign(self.places)
         same = {
-            place: mark for place, mark in marks.items() if topic_ids.get(place.topic) == self.topic_ids[place.topic]
+            partition: mark
+            for partition, mark in marks.items()
+            if topic_ids.get(partition.topic) == self.topic_ids[partition.topic]
         }
         self._go_on(
-            {place: same[place] for place in self.places if place in same and self._is_intact(place, same[place])}
+            {
+                partition: same[partition]
+                for partition in self.places
+                if partition in same and self._is_intact(partition, same[partition])
+            }
         )
 
     def is_same(self) -> bool:
@@ -97,20 +103,20 @@ class TopicReader:
         `poll` replaces the consumer's own.
         """
         fetched = (poll or self._consumer.poll)(timeout_ms)
-        doubtful = [place for place, records in fetched.items() if self._has_new_leader(place, records)]
-        if changed := {place for place in doubtful if not self._is_intact(place, self.marks[place])}:
-            self._go_on({place: mark for place, mark in self.marks.items() if place not in changed})
+        doubtful = [partition for partition, records in fetched.items() if self._has_new_leader(partition, records)]
+        if changed := {partition for partition in doubtful if not self._is_intact(partition, self.marks[partition])}:
+            self._go_on({partition: mark for partition, mark in self.marks.items() if partition not in changed})
             return {}
         if doubtful:  # the comparison has moved the consumer
             self._go_on(self.marks)
-            for place, records in fetched.items():
-                self._consumer.seek(place, _end(records[-1]))
-        for place in self.places:
-            self.marks[place] = self._mark(place, fetched.get(place, ()))
+            for partition, records in fetched.items():
+                self._consumer.seek(partition, _end(records[-1]))
+        for partition in self.places:
+            self.marks[partition] = self._mark(partition, fetched.get(partition, ()))
         return fetched
 
-    def _mark(self, place: TopicPartition, records: Sequence[Any]) -> Mark:
-        before, offset = self.marks[place], int(self._consumer.position(place))
+    def _mark(self, partition: TopicPartition, records: Sequence[Any]) -> Mark:
+        before, offset = self.marks[partition], int(self._consumer.position(partition))
         if not records:  # only control records or compacted records
             return Mark(offset, before.leader_epoch, before.last)
         epoch = _epoch(records[-1])
@@ -118,50 +124,54 @@ class TopicReader:
             offset, before.leader_epoch if epoch is None else epoch, (int(records[-1].offset), digest_of(records[-1]))
         )
 
-    def _has_new_leader(self, place: TopicPartition, records: Sequence[Any]) -> bool:
-        before = self.marks[place].leader_epoch
+    def _has_new_leader(self, partition: TopicPartition, records: Sequence[Any]) -> bool:
+        before = self.marks[partition].leader_epoch
         return before is not None and any(epoch not in (None, before) for epoch in map(_epoch, records))
 
-    def _is_intact(self, place: TopicPartition, mark: Mark) -> bool:
+    def _is_intact(self, partition: TopicPartition, mark: Mark) -> bool:
         """Return whether the log up to a mark is the log that was read."""
-        logs = self._logs[place.topic]
+        logs = self._logs[partition.topic]
         if not mark.offset:
             return True
         self._consumer.assign(self.places)
-        is_intact = logs.intact_until(place.partition, mark.offset, mark.leader_epoch) == mark.offset
+        is_intact = logs.intact_until(partition.partition, mark.offset, mark.leader_epoch) == mark.offset
         if is_intact:
             by_epoch = mark.leader_epoch is not None and logs.knows_epochs
-            is_intact = by_epoch if mark.last is None else self._has_last(place, mark.last, by_epoch)
+            is_intact = by_epoch if mark.last is None else self._has_last(partition, mark.last, by_epoch)
         if not is_intact:
             self.num_begun_again += 1
-            _log.warning("topic.log_changed", topic=place.topic, partition=place.partition, read_until=mark.offset)
+            _log.warning(
+                "topic.log_changed", topic=partition.topic, partition=partition.partition, read_until=mark.offset
+            )
         return is_intact
 
-    def _has_last(self, place: TopicPartition, last: tuple[int, str], by_epoch: bool) -> bool:
+    def _has_last(self, partition: TopicPartition, last: tuple[int, str], by_epoch: bool) -> bool:
         """Return whether the last read record is still there; if compaction has removed it, return `by_epoch`."""
-        found = self._logs[place.topic].record_at(place.partition, last[0])
-        return digest_of(found) == last[1] if int(found.offset) == last[0] else by_epoch
+        record = self._logs[partition.topic].record_at(partition.partition, last[0])
+        return digest_of(record) == last[1] if int(record.offset) == last[0] else by_epoch
 
     def _go_on(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        new = [place for place in self.places if place not in marks]
+        new = [partition for partition in self.places if partition not in marks]
         self._consumer.assign(self.places)  # it knows only the leaders of assigned partitions
         begin = self._beginnings(self.places)
         starts = self._begin(new) if new else {}
-        self.marks = {place: marks[place] if place in marks else Mark(starts[place]) for place in self.places}
-        for place, mark in self.marks.items():
-            self._consumer.seek(place, max(begin[place], mark.offset))
+        self.marks = {
+            partition: marks[partition] if partition in marks else Mark(starts[partition]) for partition in self.places
+        }
+        for partition, mark in self.marks.items():
+            self._consumer.seek(partition, max(begin[partition], mark.offset))
 
     def _beginnings(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        found: Mapping[TopicPartition, int] = self._consumer.beginning_offsets(list(places), timeout_ms=REQUEST_MS)
-        return found
+        offsets: Mapping[TopicPartition, int] = self._consumer.beginning_offsets(list(places), timeout_ms=REQUEST_MS)
+        return offsets
 
     def _describe(self) -> tuple[dict[str, str], list[TopicPartition]]:
         topic_ids, places = {}, []
-        for found in self._admin.describe_topics(self._names):
-            name = str(found["name"])
-            check_described(found)
-            topic_ids[name] = str(found["topic_id"])
-            places += [TopicPartition(name, int(part["partition_index"])) for part in found["partitions"]]
+        for topic in self._admin.describe_topics(self._names):
+            name = str(topic["name"])
+            check_described(topic)
+            topic_ids[name] = str(topic["topic_id"])
+            places += [TopicPartition(name, int(part["partition_index"])) for part in topic["partitions"]]
         return topic_ids, sorted(places)
 
 

@@ -226,7 +226,7 @@ class ItemsToCount:
     def _read_stated(self) -> tuple[int, frozenset[str]]:
         """Return the number of items that the live catalogues name, and the deleted tenants."""
         catalogues = (self.live_items, *self.live_items.tenants.values())
-        return sum(one.layout.num_named for one in catalogues), self.live_items.dropped
+        return sum(catalogue.layout.num_named for catalogue in catalogues), self.live_items.dropped
 
 
 def _eraser(

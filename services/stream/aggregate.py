@@ -82,29 +82,29 @@ def apply(
             skipped.append(SkipReason.OLD_OFFSET)
             continue
         before, digest = row or _empty_row(event), event_digest(event.event_id)
-        if (place := _place(before.recent_event_digests, digest)) is None:
+        if (start := _place(before.recent_event_digests, digest)) is None:
             row = _after(before, event, digest, roles.role(event.event_type, event.value), limits)
             num_applied += 1
         else:
-            row = _seen_again(before, place)
+            row = _seen_again(before, start)
             skipped.append(SkipReason.DUPLICATE_EVENT)
     return AppliedEvents(row, num_applied, tuple(skipped))
 
 
 def _place(digests: bytes, digest: bytes) -> int | None:
     """Return the start of a digest in the concatenated digests; None if it is absent."""
-    place = digests.find(digest)
-    while place >= 0 and place % DIGEST_BYTES:  # a match across the boundary of two digests
-        place = digests.find(digest, place + 1)
-    return place if place >= 0 else None
+    start = digests.find(digest)
+    while start >= 0 and start % DIGEST_BYTES:  # a match across the boundary of two digests
+        start = digests.find(digest, start + 1)
+    return start if start >= 0 else None
 
 
-def _seen_again(row: UserHistory, place: int) -> UserHistory:
+def _seen_again(row: UserHistory, start: int) -> UserHistory:
     """Return the row with the digest at this offset moved to the end."""
-    digests, end = row.recent_event_digests, place + DIGEST_BYTES
+    digests, end = row.recent_event_digests, start + DIGEST_BYTES
     if end == len(digests):
         return row
-    return replace(row, recent_event_digests=digests[:place] + digests[end:] + digests[place:end])
+    return replace(row, recent_event_digests=digests[:start] + digests[end:] + digests[start:end])
 
 
 def _after(before: UserHistory, event: LoggedEvent, digest: bytes, role: Role, limits: HistoryLimits) -> UserHistory:
@@ -147,4 +147,4 @@ def _newest(digests: bytes, num: int) -> bytes:
 
 
 def _without(item_ids: tuple[str, ...], item_id: str) -> tuple[str, ...]:
-    return tuple(one for one in item_ids if one != item_id) if item_id in item_ids else item_ids
+    return tuple(other for other in item_ids if other != item_id) if item_id in item_ids else item_ids

@@ -30,7 +30,7 @@ def saved(position: LogPosition) -> str:
 
 def newest_epoch(topic_id: str, known_ids: Iterable[str]) -> str:
     """Return the topic id with the highest epoch among these ids; the broker's topic id if none has an epoch."""
-    return max((one for one in known_ids if _split(one)[0] == topic_id), key=_split, default=topic_id)
+    return max((known_id for known_id in known_ids if _split(known_id)[0] == topic_id), key=_split, default=topic_id)
 
 
 def next_epoch(log_id: str) -> str:
@@ -72,11 +72,11 @@ class Continuity:
         Its topic id is that of the log from there on. Raises OwnershipLost or DependencyUnavailable.
         """
         claim, position = claims[partition], self._partitions.position(partition)
-        known = [one.topic_id for one in (position, claim.saved) if one is not None]
+        known = [saved.topic_id for saved in (position, claim.saved) if saved is not None]
         log_id = newest_epoch(topic.topic_id, [*known, *self._offline.topic_ids(partition)])
 
-        def after(place: LogPosition | None) -> int:
-            return place.offset + 1 if place is not None and place.topic_id == log_id else 0
+        def after(held: LogPosition | None) -> int:
+            return held.offset + 1 if held is not None and held.topic_id == log_id else 0
 
         logged, applied = self._offline.last_offset(log_id, partition), after(position)
         logged_until, saved_until = 0 if logged is None else logged + 1, max(after(committed), after(claim.saved))
@@ -134,33 +134,33 @@ class Continuity:
             probe = (low + high) // 2
         return low
 
-    def _logged_at(self, place: LogPosition) -> Any:
+    def _logged_at(self, position: LogPosition) -> Any:
         """Return the logged event at or after this offset, in the epoch that the broker had there before the change.
 
         That is the newest epoch that begins at or before the offset.
         """
-        topic_id, next_event = _split(place.topic_id)[0], None
-        epochs = [one for one in self._offline.topic_ids(place.partition) if _split(one)[0] == topic_id]
+        topic_id, next_event = _split(position.topic_id)[0], None
+        epochs = [log_id for log_id in self._offline.topic_ids(position.partition) if _split(log_id)[0] == topic_id]
         for log_id in sorted(epochs, key=_split, reverse=True):
-            oldest = self._logged_from(LogPosition(log_id, place.partition, 0))
-            if oldest is None or oldest.position.offset > place.offset:
+            oldest = self._logged_from(LogPosition(log_id, position.partition, 0))
+            if oldest is None or oldest.position.offset > position.offset:
                 next_event = _earlier(oldest, next_event)
             else:
-                return _earlier(self._logged_from(replace(place, topic_id=log_id)), next_event)
+                return _earlier(self._logged_from(replace(position, topic_id=log_id)), next_event)
         return next_event
 
-    def _logged_from(self, place: LogPosition) -> Any:
+    def _logged_from(self, position: LogPosition) -> Any:
         """Return the first event of this log at or after this offset in the offline log."""
-        found = next(self._offline.read(place.partition, after=replace(place, offset=place.offset - 1)), None)
-        return found if found is not None and found.position.topic_id == place.topic_id else None
+        event = next(self._offline.read(position.partition, after=replace(position, offset=position.offset - 1)), None)
+        return event if event is not None and event.position.topic_id == position.topic_id else None
 
     def _is_there(self, broker: BrokerLog, event: Any) -> bool:
         """Return whether the broker still has a logged event at its offset. An unreadable record counts as a match."""
         self._beat()
-        found = broker.value_at(event.position.partition, event.position.offset)
-        return found is None or (found[0] == event.position.offset and self._offline.kind.is_same(found[1], event))
+        record = broker.value_at(event.position.partition, event.position.offset)
+        return record is None or (record[0] == event.position.offset and self._offline.kind.is_same(record[1], event))
 
 
-def _earlier(one: Any, other: Any) -> Any:
-    both = [event for event in (one, other) if event is not None]
+def _earlier(candidate: Any, other: Any) -> Any:
+    both = [event for event in (candidate, other) if event is not None]
     return min(both, key=lambda event: event.position.offset, default=None)

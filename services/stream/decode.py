@@ -136,17 +136,17 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
             )
             continue
         try:
-            found = _parse(record, now_ms)
-            partition = _partition(record, found.user_id, num_partitions)
+            parsed = _parse(record, now_ms)
+            partition = _partition(record, parsed.user_id, num_partitions)
         except InvalidRequest as error:
             decoded.dead.append(DeadLetter(record, str(error)[:500]))
         else:
             if partition != record.position.partition:
                 decoded.misplaced.append(Misplaced(record, partition))
-            elif isinstance(found, Erasure):
-                decoded.erasures.append(LoggedErasure(found, record.position, record.leader_epoch))
+            elif isinstance(parsed, Erasure):
+                decoded.erasures.append(LoggedErasure(parsed, record.position, record.leader_epoch))
             else:
-                decoded.events.append(LoggedInteraction(found, record.position, record.leader_epoch))
+                decoded.events.append(LoggedInteraction(parsed, record.position, record.leader_epoch))
     return decoded
 
 

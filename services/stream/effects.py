@@ -126,7 +126,7 @@ class HistoryEffects:
     def _apply(
         self, events: Sequence[LoggedInteraction], is_wanted: Wanted | None, erasures: Sequence[LoggedErasure]
     ) -> Outcomes:
-        last_erasure = {one.erasure.user_id: one.position for one in erasures}
+        last_erasure = {logged.erasure.user_id: logged.position for logged in erasures}
         by_user: dict[str, list[LoggedInteraction]] = {user_id: [] for user_id in last_erasure}
         for event in events:
             by_user.setdefault(event.interaction.user_id, []).append(event)
@@ -175,25 +175,29 @@ class HistoryEffects:
     ) -> None:
         """Write rows, erasures, and each partition's last position, all in one step per partition."""
         last: dict[int, LoggedInteraction | LoggedErasure] = {event.position.partition: event for event in events}
-        for one in erasures:
-            newest = last.setdefault(one.position.partition, one)
-            if not newest.position.covers(one.position):
-                last[one.position.partition] = one
-        gone: dict[int, list[str]] = defaultdict(list)
+        for logged in erasures:
+            newest = last.setdefault(logged.position.partition, logged)
+            if not newest.position.covers(logged.position):
+                last[logged.position.partition] = logged
+        erased_ids: dict[int, list[str]] = defaultdict(list)
         for user_id, at in erased.items():
-            gone[at.partition].append(user_id)
+            erased_ids[at.partition].append(user_id)
         self._writer.apply_histories(
-            {one.position: changed.get(partition, ()) for partition, one in last.items()},
+            {logged.position: changed.get(partition, ()) for partition, logged in last.items()},
             before,
-            {one.position: one.leader_epoch for one in last.values()},
-            {one.position: gone[partition] for partition, one in last.items()},
+            {logged.position: logged.leader_epoch for logged in last.values()},
+            {logged.position: erased_ids[partition] for partition, logged in last.items()},
             acted_on,
         )
 
     def _acted_items(self, events: Sequence[LoggedInteraction]) -> set[str]:
         """Return the items that a user acts on in these events, which are no longer among the user's impressions."""
-        interactions = (one.interaction for one in events)
-        return {one.item_id for one in interactions if self._roles.role(one.event_type, one.value) in HISTORY_ROLES}
+        interactions = (event.interaction for event in events)
+        return {
+            interaction.item_id
+            for interaction in interactions
+            if self._roles.role(interaction.event_type, interaction.value) in HISTORY_ROLES
+        }
 
     def _outcome(
         self,
@@ -206,9 +210,9 @@ class HistoryEffects:
 
         A missing row may mean an erasure: events up to the store's position are not applied again.
         """
-        wanted = [one.event for one in events if is_wanted is None or is_wanted(row, one)]
+        wanted = [logged.event for logged in events if is_wanted is None or is_wanted(row, logged)]
         if row is None and wanted:
             past = self._writer.partitions.position(wanted[0].position.partition)
-            gone = [at for at in (past, erased_at) if at is not None]
-            wanted = [one for one in wanted if not any(at.covers(one.position) for at in gone)]
+            covering = [at for at in (past, erased_at) if at is not None]
+            wanted = [event for event in wanted if not any(at.covers(event.position) for at in covering)]
         return apply(row, wanted, self._limits, self._roles)

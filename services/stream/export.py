@@ -16,7 +16,7 @@ from services.router.policy import Facts
 from services.stream.log.kinds import IMPRESSIONS, INTERACTIONS, LogKind
 from services.stream.log.offline_log import OfflineLog
 
-_FACTS = tuple(one.name for one in fields(Facts))
+_FACTS = tuple(field.name for field in fields(Facts))
 _HISTORY = ("item_ids", "disliked_item_ids", "newest_event_time_ms", "num_events", "row_time_us")
 
 
@@ -60,8 +60,8 @@ class UserExport:
         if not self._offline_log_dir.exists():
             return None
         log: OfflineLog[Any] = OfflineLog(self._offline_log_dir, kind=kind)
-        found = log.read(partition_of(user_id, self._num_partitions), user_id=user_id)
-        return [kind.to_row(event) for event in found]
+        events = log.read(partition_of(user_id, self._num_partitions), user_id=user_id)
+        return [kind.to_row(event) for event in events]
 
 
 def _explanations(stored: Sequence[bytes]) -> list[dict[str, Any]]:

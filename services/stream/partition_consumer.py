@@ -109,8 +109,10 @@ class PartitionConsumer:
         self._log_ids = {partition: first.topic_id for partition, first in starts.items()}
         with broker_as_dependency():
             self._consumer.assign(self._places)
-            for place, begin in self._consumer.beginning_offsets(self._places, timeout_ms=_REQUEST_MS).items():
-                self._consumer.seek(place, max(begin, starts[place.partition].offset))
+            for topic_partition, begin in self._consumer.beginning_offsets(
+                self._places, timeout_ms=_REQUEST_MS
+            ).items():
+                self._consumer.seek(topic_partition, max(begin, starts[topic_partition.partition].offset))
 
     def poll(self, wait_ms: int) -> list[Record]:
         """Return the next records, each partition's in order; empty after `wait_ms` without records.
@@ -122,16 +124,16 @@ class PartitionConsumer:
             if fetched or self._pace.is_vain:
                 self.check_topic()
         return [
-            _record(LogPosition(self._log_ids[place.partition], place.partition, raw.offset), raw)
-            for place, batch in fetched.items()
+            _record(LogPosition(self._log_ids[topic_partition.partition], topic_partition.partition, raw.offset), raw)
+            for topic_partition, batch in fetched.items()
             for raw in batch
         ]
 
     def check_topic(self) -> None:
         """Raise DependencyUnavailable if the broker does not answer, or the topic was recreated or repartitioned."""
         with broker_as_dependency():
-            found = self._describe()
-        if found != (self.topic_id, self.num_partitions):
+            description = self._describe()
+        if description != (self.topic_id, self.num_partitions):
             raise DependencyUnavailable("broker", _RETRY_AFTER_S)
 
     def lag(self) -> dict[int, int]:
@@ -141,7 +143,10 @@ class PartitionConsumer:
         """
         with broker_as_dependency():
             ends = self._consumer.end_offsets(self._places, timeout_ms=_REQUEST_MS)
-            return {place.partition: self._num_behind(place, end) for place, end in ends.items()}
+            return {
+                topic_partition.partition: self._num_behind(topic_partition, end)
+                for topic_partition, end in ends.items()
+            }
 
     def commit(self, positions: Mapping[int, LogPosition]) -> None:
         """Commit, by partition, the position after which to resume, with its topic id. Raises DependencyUnavailable."""
@@ -207,54 +212,54 @@ class PartitionConsumer:
         self._producer = opened(KafkaProducer, max_block_ms=1_000, enable_idempotence=False, acks="all")
         self._closers.append(partial(close_producer, self._producer, _CLOSE_MS / 1_000))
 
-    def _num_behind(self, place: TopicPartition, end: int) -> int:
+    def _num_behind(self, topic_partition: TopicPartition, end: int) -> int:
         """Return the number of records before the end.
 
         The embedded broker reports its last batch's first record as the end; fetches report the real end.
         """
-        fetched, position = self._consumer.highwater(place), int(self._consumer.position(place))
+        fetched, position = self._consumer.highwater(topic_partition), int(self._consumer.position(topic_partition))
         if fetched is not None and max(end, fetched) < position:
             raise DependencyUnavailable("broker", _RETRY_AFTER_S)
         return max(0, max(end, fetched or 0) - position)
 
     def _committed(self, partition: int) -> LogPosition | None:
         """Return the committed position, if any. A broker may not keep its topic id: rows then skip applied events."""
-        place = TopicPartition(self._address.topic, partition)
+        topic_partition = TopicPartition(self._address.topic, partition)
         with broker_as_dependency():
-            found = self._consumer.committed(place, metadata=True, timeout_ms=_REQUEST_MS)
-        if found is None or not found.metadata:
+            committed = self._consumer.committed(topic_partition, metadata=True, timeout_ms=_REQUEST_MS)
+        if committed is None or not committed.metadata:
             return None
-        return LogPosition(found.metadata, partition, int(found.offset) - 1)
+        return LogPosition(committed.metadata, partition, int(committed.offset) - 1)
 
     @property
     def _places(self) -> list[TopicPartition]:
         return [TopicPartition(self._address.topic, partition) for partition in self._log_ids]
 
     def _describe(self) -> tuple[str, int]:
-        (found,) = self._admin.describe_topics([self._address.topic])
-        check_described(found)
-        return str(found["topic_id"]), len(found["partitions"])
+        (topic,) = self._admin.describe_topics([self._address.topic])
+        check_described(topic)
+        return str(topic["topic_id"]), len(topic["partitions"])
 
-    def _deliver(self, each: Sequence[_Sent], send: Callable[[_Sent], Any]) -> list[_Sent]:
+    def _deliver(self, records: Sequence[_Sent], send: Callable[[_Sent], Any]) -> list[_Sent]:
         """Send each record and wait for its acknowledgement; return records too large for the client or the topic."""
         too_large: list[_Sent] = []
         receipts: list[tuple[_Sent, Any]] = []
-        for one in each:
+        for record in records:
             try:
-                receipts.append((one, send(one)))
+                receipts.append((record, send(record)))
             except _TOO_LARGE:
-                too_large.append(one)
-        for one, receipt in receipts:
+                too_large.append(record)
+        for record, receipt in receipts:
             try:
                 receipt.get(timeout=_REQUEST_MS / 1_000)
             except _TOO_LARGE:
-                too_large.append(one)
+                too_large.append(record)
         return too_large
 
     def _send_on(self, misplaced: Misplaced) -> Any:
         record = misplaced.record
-        place = record.position
-        origin = f"{place.topic_id}/{place.partition}/{place.offset}".encode()
+        position = record.position
+        origin = f"{position.topic_id}/{position.partition}/{position.offset}".encode()
         return self._producer.send(
             self._address.topic,
             key=record.key,
@@ -279,9 +284,9 @@ class PartitionConsumer:
         return self._producer.send(self._address.dead_letter_topic, value=b"", headers=headers)
 
     def _headers(self, letter: DeadLetter) -> list[tuple[str, bytes]]:
-        place = letter.record.position
-        headers = {"reason": letter.reason, "topic": self._address.topic, "topic_id": place.topic_id}
-        headers |= {"partition": str(place.partition), "offset": str(place.offset)}
+        position = letter.record.position
+        headers = {"reason": letter.reason, "topic": self._address.topic, "topic_id": position.topic_id}
+        headers |= {"partition": str(position.partition), "offset": str(position.offset)}
         if letter.record.undecodable:
             headers["last_offset"] = str(letter.record.undecodable.last_offset)
         return [(name, text.encode(errors="replace")) for name, text in headers.items()]

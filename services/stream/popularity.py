@@ -144,15 +144,15 @@ class PopularityCounter:
         Of tenants other than the default, at most TENANT_ITEMS items each, with scoped ids.
         """
         self._slid_s = now_ms // 1_000
-        found: dict[str, list[tuple[str, int]]] = {name: [] for name in WINDOW_MS}
+        leaders: dict[str, list[tuple[str, int]]] = {name: [] for name in WINDOW_MS}
         for tenant in sorted({DEFAULT_TENANT, *self._windows}):
             most, listing = min(num_items, TENANT_ITEMS) if tenant else num_items, self._items.of(tenant).current
             for name, window in self._windows_of(tenant).items():
                 top = window.top(self._slid_s, most, listing)
-                found[name] += zip((scoped(tenant, one) for one in top.item_ids), top.counts, strict=True)
+                leaders[name] += zip((scoped(tenant, item_id) for item_id in top.item_ids), top.counts, strict=True)
         return {
-            name: PopularWindow(tuple(one for one, _ in best), tuple(count for _, count in best))
-            for name, best in found.items()
+            name: PopularWindow(tuple(item_id for item_id, _ in best), tuple(count for _, count in best))
+            for name, best in leaders.items()
         }
 
     def _windows_of(self, tenant: str) -> dict[str, "_Window"]:

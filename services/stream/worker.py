@@ -237,7 +237,7 @@ class StreamWorker:
             "messaging.batch.message_count": len(records),
         }
         return self._tracing.joint_entry(
-            "process interactions", [one.trace for one in records if one.trace], attributes
+            "process interactions", [record.trace for record in records if record.trace], attributes
         )
 
     def _dead_letter(self, consumer: PartitionConsumer, dead: Sequence[DeadLetter]) -> None:
@@ -246,7 +246,7 @@ class StreamWorker:
 
     def _reroute(self, consumer: PartitionConsumer, misplaced: Sequence[Misplaced]) -> None:
         too_large = consumer.reroute(misplaced)
-        self._dead_letter(consumer, [one.too_large for one in too_large])
+        self._dead_letter(consumer, [misrouted.too_large for misrouted in too_large])
         self._report.rerouted(len(misplaced) - len(too_large))
 
     def _apply_with_retries(self, consumer: PartitionConsumer, decoded: Decoded, stop: threading.Event) -> bool:

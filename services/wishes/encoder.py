@@ -50,8 +50,8 @@ class Encoder:
             if len(rows):
                 encoded = self._tokenizer.encode_batch([texts[row] for row in rows])
                 feed = {
-                    "ids": np.array([one.ids for one in encoded], dtype=np.int64),
-                    "mask": np.array([one.attention_mask for one in encoded], dtype=np.int64),
+                    "ids": np.array([encoding.ids for encoding in encoded], dtype=np.int64),
+                    "mask": np.array([encoding.attention_mask for encoding in encoded], dtype=np.int64),
                 }
                 vectors_ND[rows] = self._session.run(None, feed)[0]
         return vectors_ND

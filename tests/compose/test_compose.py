@@ -57,8 +57,8 @@ def record(stack: ComposeStack, user_id: str) -> int:
     """Record twenty clicks, all acknowledged; return the time of the last click."""
     now_ms = int(time.time() * 1_000)
     events = [
-        {"user_id": user_id, "item_id": item_id, "event_time_ms": now_ms + place}
-        for place, item_id in enumerate(CLICKED)
+        {"user_id": user_id, "item_id": item_id, "event_time_ms": now_ms + index}
+        for index, item_id in enumerate(CLICKED)
     ]
     accepted = stack.rest.post("/v1/events", json={"events": events})
     assert accepted.json()["accepted"] == len(CLICKED), accepted.text
@@ -173,8 +173,8 @@ def test_files_of_the_mounted_folder_change_answers_while_it_runs(composed: Comp
                 "grpc": lambda: rpc_firsts(composed, body),
                 "standby": lambda: firsts(admitted(lambda: standby.post("/v1/recommendations", json=body))),
             }
-            for place, ask in places.items():
-                what = f"{first} first at {place}"
+            for door, ask in places.items():
+                what = f"{first} first at {door}"
                 wait_for(lambda ask=ask: all(ask() == [*first] for _ in range(NUM_AGREEING)), 20.0, what)
 
     until_first()

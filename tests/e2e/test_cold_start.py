@@ -64,13 +64,13 @@ def test_each_step_says_what_it_lacks(shop: Stack, tmp_path: Path) -> None:
     status = shop.command("status")
     trained = shop.command("pipeline", "--items", str(shop.settings.state_dir.parent / "items.csv"))
     added = shop.command("add-items", str(tmp_path / "more.csv"))
-    said = [" ".join((one.stdout + one.stderr).split()) for one in (status, trained, added)]
+    outputs = [" ".join((done.stdout + done.stderr).split()) for done in (status, trained, added)]
 
-    assert (trained.returncode, added.returncode) == (1, 1), said
-    assert "has no models yet; the live log has 0 positive events of 0 users on its items" in said[0]
-    assert "a first training needs 4 more of one user" in said[0]
-    assert "4 of one user are needed: two to learn from" in said[1]
-    assert "has no models that could rank new items, which the popular tier already shows; train once" in said[2]
+    assert (trained.returncode, added.returncode) == (1, 1), outputs
+    assert "has no models yet; the live log has 0 positive events of 0 users on its items" in outputs[0]
+    assert "a first training needs 4 more of one user" in outputs[0]
+    assert "4 of one user are needed: two to learn from" in outputs[1]
+    assert "has no models that could rank new items, which the popular tier already shows; train once" in outputs[2]
 
 
 def test_events_count_at_once_and_towards_the_first_training(shop: Stack) -> None:

@@ -66,16 +66,16 @@ def test_an_item_is_hidden_and_shown_again(page: Page, stack: Stack) -> None:
     user_id = str(page.locator("#items").get_attribute("data-user"))
     page.get_by_label("An item's id").fill(item_id)
     page.get_by_role("button", name="Find").click()
-    found = page.locator(f"#found > li[data-item='{item_id}']")
+    row = page.locator(f"#found > li[data-item='{item_id}']")
 
-    found.get_by_role("button", name="Hide").click()
-    expect(found.locator(".state")).to_have_text("hidden")
+    row.get_by_role("button", name="Hide").click()
+    expect(row.locator(".state")).to_have_text("hidden")
     try:
         expect(page.locator(f"#items > li[data-item='{item_id}']")).to_have_count(0)
         wait_for(lambda: item_id not in rest_items(stack.recommend(user_id, k=200)), 30.0, "an answer without it")
     finally:
-        found.get_by_role("button", name="Show").click()
-    expect(found.locator(".state")).to_have_text("shown")
+        row.get_by_role("button", name="Show").click()
+    expect(row.locator(".state")).to_have_text("shown")
     wait_for(lambda: item_id in rest_items(stack.recommend(user_id, k=200)), 30.0, "an answer with it")
 
 

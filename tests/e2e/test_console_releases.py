@@ -65,7 +65,7 @@ def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) ->
         expect(name.locator(".release")).to_contain_text(COPY)
         begun = store.record().canary
         assert begun is not None
-        assert (begun.version, [one.share for one in begun.stages], begun.by_hand) == (COPY, [0.01, 0.2], True)
+        assert (begun.version, [stage.share for stage in begun.stages], begun.by_hand) == (COPY, [0.01, 0.2], True)
         name.get_by_role("button", name="On to 20").click()
         confirm(page)
         expect(name.locator(".stages [data-state='now']")).to_contain_text("20")

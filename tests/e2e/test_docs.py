@@ -136,7 +136,7 @@ class PageSession:
 
     def _with_ports(self, text: str) -> str:
         """Replace the default ports by the tests' ports, after a host's colon or a setting's sign."""
-        return re.sub(r"(?<=[:=])(\d{4,5})\b", lambda found: str(self._ports.get(int(found[1]), found[1])), text)
+        return re.sub(r"(?<=[:=])(\d{4,5})\b", lambda match: str(self._ports.get(int(match[1]), match[1])), text)
 
 
 def ports_for(settings: Settings) -> dict[int, int]:

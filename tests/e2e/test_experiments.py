@@ -63,8 +63,8 @@ def on_home(stack: Stack, user_id: str, port: int) -> dict[str, str]:
     """Return a user's variants on the surface home, from the REST port."""
     address = f"http://{HOST}:{port}/v1/assignment"
     surfaces = httpx.get(address, params={"user_id": user_id}, timeout=20.0).json()["surfaces"]
-    found: dict[str, str] = next((one["variants"] for one in surfaces if one["surface"] == "home"), {})
-    return found
+    variants: dict[str, str] = next((surface["variants"] for surface in surfaces if surface["surface"] == "home"), {})
+    return variants
 
 
 def logged(stack: Stack, kind: str, request_ids: set[str]) -> list[dict[str, Any]]:
@@ -73,9 +73,9 @@ def logged(stack: Stack, kind: str, request_ids: set[str]) -> list[dict[str, Any
     files = sorted(folder.rglob("*.parquet"))
     if not files:
         return []
-    table = pl.concat([pl.read_parquet(one, hive_partitioning=False) for one in files], how="diagonal_relaxed")
-    found = table.filter(pl.col("request_id").is_in(list(request_ids))).unique("request_id")
-    return found.to_dicts() if len(found) == len(request_ids) else []
+    table = pl.concat([pl.read_parquet(file, hive_partitioning=False) for file in files], how="diagonal_relaxed")
+    rows = table.filter(pl.col("request_id").is_in(list(request_ids))).unique("request_id")
+    return rows.to_dicts() if len(rows) == len(request_ids) else []
 
 
 def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
@@ -85,10 +85,10 @@ def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
     users, answers = [f"{experiment.name}-{number}" for number in range(16)], dict[str, dict[str, Any]]()
     for user_id in users:
         expected = {experiment.name: experiment.variant_of(user_id)}
-        said = stack.rpc.Assign(pb.AssignRequest(user_id=user_id)).surfaces
+        surfaces = stack.rpc.Assign(pb.AssignRequest(user_id=user_id)).surfaces
 
         assert on_home(stack, user_id, stack.settings.http_port) == expected
-        assert [dict(one.variants) for one in said if one.surface == "home"] == [expected]
+        assert [dict(surface.variants) for surface in surfaces if surface.surface == "home"] == [expected]
         assert on_home(stack, user_id, stack.settings.standby_http_port) == expected
         request_id = uuid.uuid4().hex
         answer = answers[request_id] = stack.recommend(user_id, surface="home", request_id=request_id)
@@ -102,17 +102,18 @@ def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
         assert (answer["items"][0]["item_id"] == "1682") == is_pinned
     pinned = next(request_id for request_id, variant in variants.items() if variant == "pinned")
     explained = wait_for(
-        lambda: (found := stack.rest.get(f"/v1/explanations/{pinned}")).is_success and found.json(), what="it is kept"
+        lambda: (response := stack.rest.get(f"/v1/explanations/{pinned}")).is_success and response.json(),
+        what="it is kept",
     )
     impressions = wait_for(lambda: logged(stack, "impressions", set(answers)), what="the impressions in the log")
 
     assert explained["variant"] == f"{experiment.name}=pinned"
-    assert {one["request_id"]: one["variant"] for one in impressions} == {
+    assert {impression["request_id"]: impression["variant"] for impression in impressions} == {
         request_id: f"{experiment.name}={variant}" for request_id, variant in variants.items()
     }
-    for one in impressions:
-        assert one["propensity"] is not None
-        assert one["propensity"][2] in (pytest.approx(0.5 / 18), pytest.approx(0.5 / 18 + 0.5))
+    for impression in impressions:
+        assert impression["propensity"] is not None
+        assert impression["propensity"][2] in (pytest.approx(0.5 / 18), pytest.approx(0.5 / 18 + 0.5))
     wait_for(lambda: logged(stack, "interactions", set(answers)), what="the clicks in the log")
     log = stack.settings.offline_log_dir
     joined = stack.command("experiment", "join", str(log / "impressions"), str(log / "interactions"), str(tmp_path))
@@ -128,6 +129,6 @@ def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
     )
     reported = stack.command("experiment", "report", str(tmp_path), *report)
     assert reported.returncode == 0, reported.stderr
-    assert {one["variant"]: (one["num_users"], one["clicks"]) for one in json.loads(file.read_text())["variants"]} == {
+    assert {row["variant"]: (row["num_users"], row["clicks"]) for row in json.loads(file.read_text())["variants"]} == {
         variant: (list(variants.values()).count(variant), 1.0) for variant in ("control", "pinned")
     }

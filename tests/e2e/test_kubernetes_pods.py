@@ -36,7 +36,7 @@ DEADLINE_MS = 4_000
 @contextmanager
 def started(things: list[Thing], folder: Path, names: tuple[str, ...], **secrets: dict[str, str]) -> Iterator[Pods]:
     """Start these pods one after another; skip without Docker or without an image."""
-    images = {one["image"] for pod in pods(things) if pod.name in names for one in pod.containers()}
+    images = {container["image"] for pod in pods(things) if pod.name in names for container in pod.containers()}
     if reason := why_no_pods(sorted(images)):
         pytest.skip(reason)
     running = Pods(things, folder, secrets, f"pods-{uuid.uuid4().hex[:8]}")
@@ -118,7 +118,10 @@ def test_tenants_of_the_page_s_values_are_apart_until_one_is_deleted(stack: Stac
 
     shop, chief = (operated(files, *words).stdout.strip() for words in MADE)
     with started(
-        [one for one in parse(rendered.stdout) if one], tmp_path / "volumes", (*SERVERS, *DOORS), **{KEYS: secret()}
+        [thing for thing in parse(rendered.stdout) if thing],
+        tmp_path / "volumes",
+        (*SERVERS, *DOORS),
+        **{KEYS: secret()},
     ) as running:
         versions = published(stack, running.claim("tailrace-shared") / "bundles", "default", "fr", "acme.default")
         running.start(*SERVERS, *DOORS)

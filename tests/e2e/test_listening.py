@@ -10,26 +10,26 @@ from tests.support.stacks.stack import Stack, error_of, new_user_id
 
 def listening(stack: Stack) -> dict[tuple[str, int], str]:
     """Return every listening TCP socket of the stack's processes, with the process' name."""
-    found = {}
+    listeners = {}
     for process in stack.processes():
         with suppress(psutil.NoSuchProcess):
-            for one in process.net_connections(kind="tcp"):
-                if one.status == psutil.CONN_LISTEN:
-                    found[one.laddr.ip, one.laddr.port] = process.name()
-    return found
+            for connection in process.net_connections(kind="tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    listeners[connection.laddr.ip, connection.laddr.port] = process.name()
+    return listeners
 
 
 def test_only_loopback_listens(stack: Stack) -> None:
     """Every server of the stack, including Ray's and its HAProxy, listens only on this host."""
-    found = listening(stack)
+    listeners = listening(stack)
     settings = stack.settings
     doors = {settings.http_port, settings.grpc_port, settings.inner_http_port, settings.inner_grpc_port}
 
-    assert doors <= {port for _, port in found}
-    assert {"gcs_server", "raylet", "haproxy"} <= set(found.values())
+    assert doors <= {port for _, port in listeners}
+    assert {"gcs_server", "raylet", "haproxy"} <= set(listeners.values())
     beyond = {
         f"{name} {ip}:{port}"
-        for (ip, port), name in found.items()
+        for (ip, port), name in listeners.items()
         if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
     }
     assert beyond == set()

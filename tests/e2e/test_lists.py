@@ -15,7 +15,7 @@ def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) ->
     entries = [{"user_id": user_id, "k": 5} for user_id in users]
 
     sent = {"requests": [*entries, {"user_id": users[0], "k": 0}], "deadline_ms": 4_000}
-    message = pb.RecommendBatchRequest(requests=[pb.RecommendRequest(**one) for one in entries], deadline_ms=4_000)
+    message = pb.RecommendBatchRequest(requests=[pb.RecommendRequest(**entry) for entry in entries], deadline_ms=4_000)
 
     def rest_batch() -> Any:
         """Send a batch over REST; None if busy cores read features too late."""
@@ -23,12 +23,12 @@ def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) ->
             lambda: stack.rest.post("/v1/recommendations:batch", json=sent, headers={"x-batch-size": "4"})
         )
         answers = posted.json()["answers"]
-        return None if "features_unavailable" in [one.get("reason") for one in answers] else answers
+        return None if "features_unavailable" in [answer.get("reason") for answer in answers] else answers
 
     def grpc_batch() -> Any:
         """Send a batch over gRPC; None if busy cores read features too late."""
         answers = stack.rpc.RecommendBatch(message).answers
-        return None if "features_unavailable" in [one.recommendation.reason for one in answers] else answers
+        return None if "features_unavailable" in [answer.recommendation.reason for answer in answers] else answers
 
     batch = wait_for(rest_batch, what="a batch over REST with the users' features")
     rpc_batch = wait_for(grpc_batch, what="a batch over gRPC with the users' features")
@@ -38,9 +38,9 @@ def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) ->
 
     alone = stack.known(users[0], k=5, deadline_ms=4_000)
     tiers = [alone["tier"], "popular", "popular"]
-    assert [one.get("tier") for one in batch] == [*tiers, None]
+    assert [answer.get("tier") for answer in batch] == [*tiers, None]
     assert batch[3]["error"]["field"] == "k"
-    assert [one.recommendation.tier for one in rpc_batch] == tiers
+    assert [answer.recommendation.tier for answer in rpc_batch] == tiers
     assert (similar["tier"], len(similar["items"])) == ("similar", 5)
     assert all(item["source"] == "similar" for item in similar["items"])
     before = rpc_items(stack.rpc.SimilarItems(cart))

@@ -33,8 +33,8 @@ def places(stack: Stack, standby: httpx.Client, user_id: str) -> dict[str, Calla
 
 
 def until_gone(asked: dict[str, Callable[[], list[str]]], item_id: str) -> None:
-    for place, ask in asked.items():
-        what = f"answers without it at {place}"
+    for door, ask in asked.items():
+        what = f"answers without it at {door}"
         wait_for(lambda ask=ask: not any(item_id in ask() for _ in range(NUM_ASKED)), 10.0, what)
 
 
@@ -56,8 +56,8 @@ def test_a_hidden_item_leaves_every_answer_and_comes_back(stack: Stack, standby:
     finally:
         stack.rpc.PutItems(pb.PutItemsRequest(items=[pb.CatalogueItem(item_id=first, available=True)]))
 
-    for place, ask in places(stack, standby, user_id).items():
-        wait_for(lambda ask=ask: first in ask(), 10.0, f"an answer with it at {place}")
+    for door, ask in places(stack, standby, user_id).items():
+        wait_for(lambda ask=ask: first in ask(), 10.0, f"an answer with it at {door}")
 
 
 def test_a_new_item_is_found_by_its_category(stack: Stack) -> None:

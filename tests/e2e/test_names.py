@@ -54,7 +54,7 @@ pytestmark = (
 def versions(stack: Stack, surface: str | None = None) -> dict[str, list[str]]:
     """Return the version that answers each user and session, by entry point."""
     standby = httpx.Client(base_url=f"http://{HOST}:{stack.settings.standby_http_port}", timeout=20.0)
-    found: dict[str, list[str]] = {name: [] for name in WAYS}
+    by_way: dict[str, list[str]] = {name: [] for name in WAYS}
     with standby:
         for unit in UNITS:
             body = {"user_id": unit, "k": 1, "deadline_ms": DEADLINE_MS, "surface": surface}
@@ -71,12 +71,12 @@ def versions(stack: Stack, surface: str | None = None) -> dict[str, list[str]]:
                 ("session", stack.rest, visitor),
             ):
                 reply = admitted(lambda c=client, s=sent: c.post("/v1/recommendations", json=s))  # type: ignore[misc]
-                found[name].append(reply.raise_for_status().json()["bundle_version"])
+                by_way[name].append(reply.raise_for_status().json()["bundle_version"])
             answer = stack.rpc.Recommend(
                 pb.RecommendRequest(user_id=unit, k=1, deadline_ms=DEADLINE_MS, surface=surface or "")
             )
-            found["grpc"].append(answer.bundle_version)
-    return found
+            by_way["grpc"].append(answer.bundle_version)
+    return by_way
 
 
 def until_all_have(stack: Stack, expected: list[str]) -> None:

@@ -35,8 +35,10 @@ def test_a_release_is_the_hash_s_at_both_doors_and_is_rolled_back_when_it_fails(
     canary = store.record().canary
     live = store.live_version()
     assert canary is not None
-    place = next(number for number in range(1_000) if place_of(canary.salt, f"release-{number}") < 0.5)
-    wait_for(lambda: stack.recommend(f"release-{place}", k=3)["bundle_version"] == CANDIDATE, what="the candidate")
+    user_number = next(number for number in range(1_000) if place_of(canary.salt, f"release-{number}") < 0.5)
+    wait_for(
+        lambda: stack.recommend(f"release-{user_number}", k=3)["bundle_version"] == CANDIDATE, what="the candidate"
+    )
     items = store.live().item_ids()
     draw = random.Random(0)
 
@@ -52,4 +54,4 @@ def test_a_release_is_the_hash_s_at_both_doors_and_is_rolled_back_when_it_fails(
     wait_for(lambda: store.record().canary is None, what="the rollback")
     assert "errors worse" in store.withdrawals()[CANDIDATE].reason
     assert "last withdrawn: fails-often" in stack.command("release").stdout
-    wait_for(lambda: stack.recommend(f"release-{place}", k=3)["bundle_version"] == live, what="the live version")
+    wait_for(lambda: stack.recommend(f"release-{user_number}", k=3)["bundle_version"] == live, what="the live version")

@@ -181,6 +181,6 @@ def use_everything(stack: Stack, token: str, sub: str) -> str:
     sent("POST", "/v1/items/181/similar", json={"user_id": user_id, "k": 2})
     sent("GET", "/v1/search", params={"q": "star", "user_id": user_id})
     sent("GET", f"/v1/users/{user_id}/data")
-    gone = sent("DELETE", f"/v1/users/{user_id}-gone").json()["erasure_id"]
-    sent("GET", f"/v1/erasures/{gone}")
+    erasure_id = sent("DELETE", f"/v1/users/{user_id}-gone").json()["erasure_id"]
+    sent("GET", f"/v1/erasures/{erasure_id}")
     return user_id

@@ -107,19 +107,19 @@ def test_recommendations_keep_their_deadline_while_text_is_flooded(client: OpenA
                 is_over.wait(0.1)
 
     flooding = [threading.Thread(target=flood, daemon=True) for _ in range(NUM_FLOODING)]
-    for one in flooding:
-        one.start()
+    for thread in flooding:
+        thread.start()
     wait_for(lambda: stack.metric("tailrace_text_in_flight") >= NUM_FLOODING / 2, what="the flood")
     missed_before = stack.metric("tailrace_deadline_missed_total")
     try:
         answers = [
-            stack.recommend(recent_item_ids=[*SEEN, str(300 + place)], k=5, deadline_ms=DEADLINE_MS)
-            for place in range(NUM_REQUESTS)
+            stack.recommend(recent_item_ids=[*SEEN, str(300 + index)], k=5, deadline_ms=DEADLINE_MS)
+            for index in range(NUM_REQUESTS)
         ]
     finally:
         is_over.set()
-        for one in flooding:
-            one.join(20)
+        for thread in flooding:
+            thread.join(20)
 
     assert all(len(answer["items"]) == 5 for answer in answers)
     assert stack.metric("tailrace_deadline_missed_total") - missed_before <= 0.05 * NUM_REQUESTS

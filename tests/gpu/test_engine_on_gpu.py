@@ -107,11 +107,11 @@ def outcomes_of(engine: Engine) -> dict[str, EngineOutcome]:
         prompt = np.random.default_rng(index).integers(1, 151, 10 + 100 * index).tolist()
         engine.add_rank(f"r{index}", prompt, k=20, excluded=np.arange(index), beam_width=(64, 20, 130)[index % 3])
         engine.add_text(f"t{index}", prompt, max_new_tokens=8)
-    found: dict[str, EngineOutcome] = {}
+    outcomes: dict[str, EngineOutcome] = {}
     while engine.has_work:
-        found |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
+        outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
     assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0
-    return found
+    return outcomes
 
 
 def assert_alike(there: dict[str, EngineOutcome], here: dict[str, EngineOutcome], noise: float = 1e-3) -> None:
@@ -210,11 +210,11 @@ def test_nothing_waits_for_the_device_but_collecting() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         add_texts(engine)
-        found = outcomes_of(engine)
+        outcomes = outcomes_of(engine)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
-    assert all(outcome.status in (SequenceStatus.DONE, SequenceStatus.LENGTH) for outcome in found.values())
+    assert all(outcome.status in (SequenceStatus.DONE, SequenceStatus.LENGTH) for outcome in outcomes.values())
 
 
 def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
@@ -223,11 +223,11 @@ def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
 
     for engine in (there, here):
         add_texts(engine)
-    found, wanted = outcomes_of(there), outcomes_of(here)
+    outcomes, wanted = outcomes_of(there), outcomes_of(here)
 
     for index in range(len(SAMPLINGS)):
-        assert found[f"s{index}"].token_ids[:3] == wanted[f"s{index}"].token_ids[:3]
-    assert found["s1"].tokens[0].logprob == pytest.approx(wanted["s1"].tokens[0].logprob, abs=1e-3)
+        assert outcomes[f"s{index}"].token_ids[:3] == wanted[f"s{index}"].token_ids[:3]
+    assert outcomes["s1"].tokens[0].logprob == pytest.approx(wanted["s1"].tokens[0].logprob, abs=1e-3)
 
 
 def test_half_precision_stays_near() -> None:
@@ -257,8 +257,8 @@ def test_an_engine_is_made_ready_while_another_serves() -> None:
 
     assert following.memory is serving.memory
     serving.check_integrity(following)
-    for found in rounds:
-        assert_alike(found, wanted)
+    for outcomes in rounds:
+        assert_alike(outcomes, wanted)
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])
@@ -273,11 +273,11 @@ def test_an_engine_goes_on_after_another_one_and_its_graphs_are_gone(shares_memo
     gc.collect()
     torch.cuda.empty_cache()
     taken = [torch.full((2**20,), torch.nan, device="cuda") for _ in range(64)]  # freed memory is overwritten
-    found = [outcomes_of(after), outcomes_of(after)]
+    rounds = [outcomes_of(after), outcomes_of(after)]
 
     assert len(taken) == 64
-    for each in found:
-        assert_alike(each, wanted)
+    for outcomes in rounds:
+        assert_alike(outcomes, wanted)
 
 
 def test_memory_does_not_grow() -> None:

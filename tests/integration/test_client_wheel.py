@@ -46,16 +46,16 @@ print(json.dumps([told, sorted(ours)]))
 
 def needed(requirements: list[str]) -> dict[str, metadata.Distribution]:
     """Return the installed distributions that these requirements need, recursively."""
-    found: dict[str, metadata.Distribution] = {}
+    distributions: dict[str, metadata.Distribution] = {}
     ahead = list(requirements)
     while ahead:
         requirement = Requirement(ahead.pop())
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if applies and requirement.name not in found:
-            found[requirement.name] = metadata.distribution(requirement.name)
-            assert requirement.specifier.contains(found[requirement.name].version), requirement
-            ahead += found[requirement.name].requires or []
-    return found
+        if applies and requirement.name not in distributions:
+            distributions[requirement.name] = metadata.distribution(requirement.name)
+            assert requirement.specifier.contains(distributions[requirement.name].version), requirement
+            ahead += distributions[requirement.name].requires or []
+    return distributions
 
 
 def copy_installed(distribution: metadata.Distribution, site: Path) -> None:
@@ -99,6 +99,6 @@ def test_the_wheel_works_with_only_what_it_names(python: Path, addresses: list[s
     )
 
     assert done.returncode == 0, done.stderr
-    told, ours = json.loads(done.stdout)
-    assert told == {address: ["llm", 3, True, "k"] for address in addresses}
+    answers, ours = json.loads(done.stdout)
+    assert answers == {address: ["llm", 3, True, "k"] for address in addresses}
     assert ours == []

@@ -34,9 +34,9 @@ def report(bundle: Bundle) -> dict[str, Any]:
 @pytest.mark.parametrize("baseline", REFERENCES)
 def test_baselines_give_their_known_values(report: dict[str, Any], baseline: str) -> None:
     """The protocol equals that of the references: same split, same masks, same ties."""
-    found = report["metrics"][baseline]
+    metrics = report["metrics"][baseline]
 
-    assert (round(found["hr@10"], 4), round(found["ndcg@10"], 4)) == REFERENCES[baseline]
+    assert (round(metrics["hr@10"], 4), round(metrics["ndcg@10"], 4)) == REFERENCES[baseline]
 
 
 def test_decoder_is_good_enough(report: dict[str, Any]) -> None:

@@ -31,12 +31,12 @@ class Log:
         """Write both as several Parquet files; return their folders."""
         places = folder / "impressions", folder / "interactions"
         logs: tuple[Sequence[Impression | Interaction], ...] = (self.impressions, self.events)
-        for place, rows in zip(places, logs, strict=True):
-            place.mkdir(parents=True)
+        for directory, rows in zip(places, logs, strict=True):
+            directory.mkdir(parents=True)
             for number in range(3):
                 pq.write_table(
                     pa.Table.from_pylist([msgspec.structs.asdict(row) for row in rows[number::3]]),
-                    place / f"{number}.parquet",
+                    directory / f"{number}.parquet",
                 )
         return places
 
@@ -72,7 +72,7 @@ def _impression(request: str, user: str | None, time: int, items: tuple[str, ...
         newest_event_time_ms=None,
         history_len=0,
         history_digest="",
-        scores=tuple(float(-place) for place in range(len(items))),
+        scores=tuple(float(-position) for position in range(len(items))),
     )
 
 
@@ -106,11 +106,11 @@ def truth_of(log: Log) -> Truth:
     """Return each impression's clicks, found by searching all impressions of the click's request or user."""
     by_request: dict[str, list[Impression]] = defaultdict(list)
     by_user: dict[str, list[Impression]] = defaultdict(list)
-    for one in log.impressions:
-        by_request[one.request_id].append(one)
-        if one.user_id is not None:
-            by_user[one.user_id].append(one)
-    found: Truth = {}
+    for impression in log.impressions:
+        by_request[impression.request_id].append(impression)
+        if impression.user_id is not None:
+            by_user[impression.user_id].append(impression)
+    truth: Truth = {}
     used: set[str] = set()
     for click in log.events:
         if click.event_type != "click" or click.event_id in used:
@@ -120,12 +120,16 @@ def truth_of(log: Log) -> Truth:
             latest, near = click.event_time_ms, by_user[click.user_id]
         else:
             latest, near = click.event_time_ms + SKEW_MS, by_request[click.request_id]
-        right = [one for one in near if click.item_id in one.item_ids and one.shown_time_ms <= latest]
+        right = [
+            impression
+            for impression in near
+            if click.item_id in impression.item_ids and impression.shown_time_ms <= latest
+        ]
         if not right:
             continue
-        newest = max(right, key=lambda one: (one.shown_time_ms, one.request_id))
+        newest = max(right, key=lambda impression: (impression.shown_time_ms, impression.request_id))
         if newest.user_id in {None, click.user_id} and click.event_time_ms - newest.shown_time_ms <= WINDOW_MS:
             key = (newest.request_id, newest.shown_time_ms, click.item_id)
-            number, value, first = found.get(key, (0, 0.0, click.event_time_ms))
-            found[key] = number + 1, value + click.value, min(first, click.event_time_ms)
-    return found
+            number, value, first = truth.get(key, (0, 0.0, click.event_time_ms))
+            truth[key] = number + 1, value + click.value, min(first, click.event_time_ms)
+    return truth

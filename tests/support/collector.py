@@ -35,7 +35,7 @@ class Collector(api.TraceServiceServicer):
         """Take spans in."""
         self.go_on.wait()
         for batch in request.resource_spans:
-            about = {one.key: one.value.string_value for one in batch.resource.attributes}
+            about = {attribute.key: attribute.value.string_value for attribute in batch.resource.attributes}
             for scope in batch.scope_spans:
                 self._received += [(about["service.name"], span) for span in scope.spans]
         return pb.ExportTraceServiceResponse()

@@ -56,21 +56,21 @@ def _is_exempt(line: str, exempt: tuple[str, ...]) -> bool:
 def complaints(text: str) -> list[str]:
     """Return a complaint for each named command, option, make target, module or file that does not exist."""
     text = re.sub(r"(^|\s)#.*", "", text.replace("\\\n", " "))
-    found: list[str] = []
+    errors: list[str] = []
     for command in re.split(r"[|&;()\n]", text):
         if call := _CALL.match(command):
             arguments = call[2].split()
             match call[1]:
                 case "tailrace":
-                    found += _tailrace(arguments)
+                    errors += _tailrace(arguments)
                 case "make":
-                    found += [f"no make target {word}" for word in arguments if not _is_target(word)]
+                    errors += [f"no make target {word}" for word in arguments if not _is_target(word)]
                 case _ if arguments[:1] == ["-m"] and not _is_module(arguments[1]):
-                    found.append(f"no module {arguments[1]}")
+                    errors.append(f"no module {arguments[1]}")
                 case _ if arguments[:1] == ["-m"] and re.fullmatch(r"benchmarks\.\w+", arguments[1]):
-                    found += _benchmark(arguments[1].removeprefix("benchmarks."), arguments[2:])
+                    errors += _benchmark(arguments[1].removeprefix("benchmarks."), arguments[2:])
     paths = [f"{folder}/{rest}" for folder, rest in _PATH.findall(text) if (ROOT / folder).is_dir()]
-    return found + [f"no file {path}" for path in paths if not (ROOT / path).exists()]
+    return errors + [f"no file {path}" for path in paths if not (ROOT / path).exists()]
 
 
 def _tailrace(arguments: list[str]) -> list[str]:

@@ -45,21 +45,21 @@ def mutations_of(*documents: bytes) -> Maker:
 
 def _mutate(body: bytearray, random: Random) -> None:
     """Change, remove, add or repeat some bytes."""
-    place = random.randrange(len(body) + 1)
-    end = min(len(body), place + random.choice((1, 1, 2, 4, 8, 32)))
+    start = random.randrange(len(body) + 1)
+    end = min(len(body), start + random.choice((1, 1, 2, 4, 8, 32)))
     match random.randrange(6):
         case 0:
-            body[place:end] = random.randbytes(end - place)
+            body[start:end] = random.randbytes(end - start)
         case 1:
-            del body[place:end]
+            del body[start:end]
         case 2:
-            body[place:place] = random.randbytes(random.randrange(1, 9))
+            body[start:start] = random.randbytes(random.randrange(1, 9))
         case 3:
-            body[place:place] = body[place:end]
+            body[start:start] = body[start:end]
         case 4:
-            body[place:end] = random.choice((b"\x00", b"\xff", b"\x7f", b"\x80")) * (end - place)
+            body[start:end] = random.choice((b"\x00", b"\xff", b"\x7f", b"\x80")) * (end - start)
         case _:
-            del body[place:]
+            del body[start:]
 
 
 def json_of(names: Sequence[str], *documents: dict[str, Any]) -> Maker:

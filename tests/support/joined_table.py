@@ -33,7 +33,7 @@ def write_table(
         clicked = draw.random(num_lists) < 0.1 * np.where(fresh, click_factor, 1.0)
         shown_ms = int((_FIRST + timedelta(days=day)).timestamp() * 1_000) + draw.integers(0, 86_400_000, num_lists)
         latency = draw.lognormal(3, 0.5, num_lists)
-        place = draw.integers(0, _NUM_SHOWN, num_lists)
+        clicked_positions = draw.integers(0, _NUM_SHOWN, num_lists)
         items = np.argsort(draw.random((num_lists, _NUM_ITEMS)), axis=1)[:, :_NUM_SHOWN]
         rows = [
             {
@@ -48,8 +48,8 @@ def write_table(
                 "position": position + 1,
                 "item_id": f"i{items[number, position]}",
                 "propensity": None,
-                "clicks": int(clicked[number] and place[number] == position),
-                "value": 2.0 * (clicked[number] and place[number] == position),
+                "clicks": int(clicked[number] and clicked_positions[number] == position),
+                "value": 2.0 * (clicked[number] and clicked_positions[number] == position),
             }
             for number in range(num_lists)
             for position in range(_NUM_SHOWN)

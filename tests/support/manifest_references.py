@@ -15,13 +15,13 @@ _FOREIGN = {"kube-system", "monitoring", "data", "shop"}
 def unresolved(things: list[Thing]) -> list[str]:
     """Return a line for each unresolved reference of these objects."""
     every_pod = pods(things)
-    found = [
+    lines = [
         *_unnamed(things),
         *(line for pod in every_pod for line in _of_pod(things, pod)),
         *(line for thing in things for line in _of_object(things, thing, every_pod)),
         *_hosts(things),
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(lines))
 
 
 def documented() -> dict[str, str]:
@@ -33,21 +33,21 @@ def documented() -> dict[str, str]:
 
 def _unnamed(things: list[Thing]) -> Iterator[str]:
     """Yield duplicate objects, and objects in another namespace."""
-    named = [(one["kind"], one["metadata"]["name"]) for one in things]
+    named = [(thing["kind"], thing["metadata"]["name"]) for thing in things]
     yield from (f"{kind}/{name}: twice" for kind, name in set(named) if named.count((kind, name)) > 1)
-    spaces = {one["metadata"].get("namespace") for one in things if one["kind"] != "Namespace"}
+    spaces = {thing["metadata"].get("namespace") for thing in things if thing["kind"] != "Namespace"}
     if len(spaces) != 1 or None in spaces:
         yield f"namespaces: {sorted(map(str, spaces))}"
     yield from (
-        f"Namespace/{one['metadata']['name']}"
-        for one in find(things, "Namespace")
-        if one["metadata"]["name"] not in spaces
+        f"Namespace/{namespace['metadata']['name']}"
+        for namespace in find(things, "Namespace")
+        if namespace["metadata"]["name"] not in spaces
     )
 
 
 def _of_pod(things: list[Thing], pod: Pod) -> Iterator[str]:
     made = documented()
-    volumes = {one["name"]: one for one in pod.spec.get("volumes", ())} | {name: {} for name in pod.claims}
+    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())} | {name: {} for name in pod.claims}
     account = pod.spec.get("serviceAccountName", "default")
     if account != "default" and not find(things, "ServiceAccount", account):
         yield f"{pod.name}: ServiceAccount {account}"
@@ -73,9 +73,9 @@ def _of_pod(things: list[Thing], pod: Pod) -> Iterator[str]:
             yield f"{pod.name}: PersistentVolumeClaim {claim}"
     for container in pod.containers():
         where = f"{pod.name}/{container['name']}"
-        mounts = {one["name"] for one in container.get("volumeMounts", ())}
+        mounts = {mount["name"] for mount in container.get("volumeMounts", ())}
         yield from (f"{where}: volume {name}" for name in mounts - volumes.keys())
-        paths = [one["mountPath"] for one in container.get("volumeMounts", ())]
+        paths = [mount["mountPath"] for mount in container.get("volumeMounts", ())]
         yield from (f"{where}: two mounts at {path}" for path in set(paths) if paths.count(path) > 1)
         if not re.search(r":[\w.-]+$|@sha256:[0-9a-f]{64}$", container["image"]):
             yield f"{where}: image {container['image']} without tag"
@@ -86,14 +86,16 @@ def _of_pod(things: list[Thing], pod: Pod) -> Iterator[str]:
     for spread in pod.spec.get("topologySpreadConstraints", ()):
         if not matches(spread["labelSelector"], pod.labels):
             yield f"{pod.name}: spread over other pods"
-    unused = volumes.keys() - {one["name"] for each in pod.containers() for one in each.get("volumeMounts", ())}
+    unused = volumes.keys() - {
+        mount["name"] for container in pod.containers() for mount in container.get("volumeMounts", ())
+    }
     yield from (f"{pod.name}: volume {name} that nothing mounts" for name in unused)
 
 
 def _sources(pod: Pod) -> Iterator[tuple[str, str, list[str], bool]]:
     """Yield each ConfigMap and Secret of a pod: kind, name, keys, and whether it is optional."""
-    for one in pod.spec.get("imagePullSecrets", ()):
-        yield "Secret", one["name"], [], True
+    for secret in pod.spec.get("imagePullSecrets", ()):
+        yield "Secret", secret["name"], [], True
     for container in pod.containers():
         for source in container.get("envFrom", ()):
             for key, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
@@ -121,10 +123,10 @@ def _of_object(things: list[Thing], thing: Thing, every_pod: list[Pod]) -> Itera
         peers = (peer for peer in (*rule.get("from", ()), *rule.get("to", ())) if "namespaceSelector" not in peer)
         selectors += [peer["podSelector"] for peer in peers if "podSelector" in peer]
     wanted = {port["targetPort"] for port in spec.get("ports", ()) if thing["kind"] == "Service"}
-    wanted |= {one["port"] for one in spec.get("podMetricsEndpoints", ())}
+    wanted |= {endpoint["port"] for endpoint in spec.get("podMetricsEndpoints", ())}
     for selector in selectors:
         selected = [pod for pod in every_pod if matches(selector, pod.labels)]
-        given = [port for pod in selected for one in pod.containers() for port in one.get("ports", ())]
+        given = [port for pod in selected for container in pod.containers() for port in container.get("ports", ())]
         if not selected:
             yield f"{name}: selects no pod by {selector}"
         for port in wanted - {port[key] for port in given for key in ("name", "containerPort")}:
@@ -137,7 +139,9 @@ def _of_object(things: list[Thing], thing: Thing, every_pod: list[Pod]) -> Itera
     if thing["kind"] == "Ingress":
         for backend in (path["backend"]["service"] for rule in spec["rules"] for path in rule["http"]["paths"]):
             services = find(things, "Service", backend["name"])
-            if backend["port"]["name"] not in {port["name"] for one in services for port in one["spec"]["ports"]}:
+            if backend["port"]["name"] not in {
+                port["name"] for service in services for port in service["spec"]["ports"]
+            }:
                 yield f"{name}: Service {backend}"
     if thing["kind"] == "RayService":
         secret = spec["rayClusterConfig"]["gcsFaultToleranceOptions"].get("redisPassword")
@@ -147,29 +151,33 @@ def _of_object(things: list[Thing], thing: Thing, every_pod: list[Pod]) -> Itera
 
 def _hosts(things: list[Thing]) -> Iterator[str]:
     """Yield names of our Services in settings, arguments and addresses, with ports and namespaces."""
-    services = {one["metadata"]["name"]: one["spec"]["ports"] for one in find(things, "Service")}
-    spaces = {one["metadata"].get("namespace") for one in things}
+    services = {service["metadata"]["name"]: service["spec"]["ports"] for service in find(things, "Service")}
+    spaces = {thing["metadata"].get("namespace") for thing in things}
     texts = [
-        str(one.get("data", {}).get(key))
-        for one in find(things, "ConfigMap")
-        for key in one.get("data", {})
+        str(config_map.get("data", {}).get(key))
+        for config_map in find(things, "ConfigMap")
+        for key in config_map.get("data", {})
         if key.isupper() or key == "server.properties"
     ]
     texts += [
         word
         for pod in pods(things)
-        for one in pod.containers()
-        for word in (*one.get("command", ()), *one.get("args", ()), *environment(things, one).values())
+        for container in pod.containers()
+        for word in (
+            *container.get("command", ()),
+            *container.get("args", ()),
+            *environment(things, container).values(),
+        )
     ]
     texts += [
-        one["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
-        for one in find(things, "RayService")
+        ray_service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
+        for ray_service in find(things, "RayService")
     ]
-    for text in (with_namespace(things, one) for one in texts):
+    for text in (with_namespace(things, text) for text in texts):
         for name, space, port in _HOST.findall(text):
             if name not in services:
                 yield f"Service {name} in {text!r}"
-            elif port and int(port) not in {one["port"] for one in services[name]}:
+            elif port and int(port) not in {service_port["port"] for service_port in services[name]}:
                 yield f"port {port} of Service {name} in {text!r}"
             if space and space not in spaces | _FOREIGN:
                 yield f"namespace {space} in {text!r}"
@@ -177,5 +185,9 @@ def _hosts(things: list[Thing]) -> Iterator[str]:
 
 def setting(things: list[Thing], name: str) -> Any:
     """Return a setting of the rendering's ConfigMap; None without it."""
-    (settings,) = [one for one in find(things, "ConfigMap") if one["metadata"]["name"].startswith("tailrace-settings")]
+    (settings,) = [
+        config_map
+        for config_map in find(things, "ConfigMap")
+        if config_map["metadata"]["name"].startswith("tailrace-settings")
+    ]
     return settings["data"].get(name)

@@ -86,8 +86,8 @@ def the(things: list[Thing], kind: str, name: str | None = None) -> Thing:
 def complaints(thing: Thing, version: str) -> list[str]:
     """Return the errors of one object; unknown fields are errors."""
     if thing["kind"] in CUSTOM:
-        found = _custom_validator(thing["kind"], version).iter_errors(thing)
-        return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
+        errors = _custom_validator(thing["kind"], version).iter_errors(thing)
+        return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in errors]
     try:
         kubernetes_validate.validate(thing, version, strict=True)
     except kubernetes_validate.ValidationError as error:
@@ -122,17 +122,17 @@ class Pod:
 
     def container(self, name: str) -> Thing:
         """The container of that name."""
-        (found,) = [one for one in self.containers() if one["name"] == name]
-        return found
+        (container,) = [container for container in self.containers() if container["name"] == name]
+        return container
 
 
 def pods(things: list[Thing]) -> list[Pod]:
     """Return every kind of pod: of Ray, of StatefulSets and Deployments, of CronJobs."""
     claims = {
-        one["metadata"]["name"]: tuple(
-            claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", ())
+        stateful_set["metadata"]["name"]: tuple(
+            claim["metadata"]["name"] for claim in stateful_set["spec"].get("volumeClaimTemplates", ())
         )
-        for one in find(things, "StatefulSet")
+        for stateful_set in find(things, "StatefulSet")
     }
     return [
         Pod(name, template["metadata"]["labels"], template["spec"], claims.get(name, ()))
@@ -142,8 +142,8 @@ def pods(things: list[Thing]) -> list[Pod]:
 
 def pod_of(things: list[Thing], name: str) -> Pod:
     """Return the kind of pod of that name."""
-    (found,) = [one for one in pods(things) if one.name == name]
-    return found
+    (pod,) = [pod for pod in pods(things) if pod.name == name]
+    return pod
 
 
 def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
@@ -163,7 +163,7 @@ def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
 def environment(things: list[Thing], container: Thing) -> dict[str, str]:
     """Return a container's variables as its process sees them; a field of the pod except its namespace becomes `0`."""
     given: dict[str, str] = {}
-    for source in (one for one in container.get("envFrom", ()) if "configMapRef" in one):
+    for source in (source for source in container.get("envFrom", ()) if "configMapRef" in source):
         given |= the(things, "ConfigMap", source["configMapRef"]["name"])["data"]
     for variable in container.get("env", ()):
         is_namespace = variable.get("valueFrom", {}).get("fieldRef") == {"fieldPath": "metadata.namespace"}
@@ -188,6 +188,10 @@ def settings_of(things: list[Thing], container: Thing) -> Settings:
 def matches(selector: Thing, labels: dict[str, str]) -> bool:
     """Return whether a label selector matches these labels; an empty selector matches all."""
     wanted = selector.get("matchLabels", {}).items()
-    among = [(one["key"], one["values"]) for one in selector.get("matchExpressions", ()) if one["operator"] == "In"]
+    among = [
+        (expression["key"], expression["values"])
+        for expression in selector.get("matchExpressions", ())
+        if expression["operator"] == "In"
+    ]
     assert len(among) == len(selector.get("matchExpressions", ())), "only In is supported here"
     return all(labels.get(key) == value for key, value in wanted) and all(labels.get(k) in v for k, v in among)

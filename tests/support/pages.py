@@ -52,25 +52,25 @@ def all_pages(root: Path = ROOT) -> list[Path]:
 
 def fences(page: str) -> list[Fence]:
     """Cut the fenced blocks out of a page's text. Raises ValueError for a fence that is never closed."""
-    found, opened, lines = [], None, []
+    parsed, opened, lines = [], None, []
     for number, line in enumerate(page.splitlines(), 1):
         fence = _FENCE.match(line)
         if opened is None and fence:
             opened, lines = (number, fence), []
         elif opened is not None and fence and fence["ticks"] == opened[1]["ticks"] and not fence["info"].strip():
             language, _, mark = opened[1]["info"].strip().partition(" ")
-            found.append(Fence(opened[0], language, mark.strip(), "\n".join(lines) + "\n"))
+            parsed.append(Fence(opened[0], language, mark.strip(), "\n".join(lines) + "\n"))
             opened = None
         elif opened is not None:
             lines.append(line.removeprefix(opened[1]["indent"]))
     if opened is not None:
         raise ValueError(f"line {opened[0]}: the fence is never closed")
-    return found
+    return parsed
 
 
 def blocks(page: str) -> list[Block]:
     """Return the page's ```sh blocks, each with the expected lines of the ```text block directly after it."""
-    lines, found, all_fences = page.splitlines(), [], fences(page)
+    lines, parsed, all_fences = page.splitlines(), [], fences(page)
     for fence, following in zip_longest(all_fences, all_fences[1:]):
         if fence.language != "sh":
             continue
@@ -79,21 +79,21 @@ def blocks(page: str) -> list[Block]:
             end = fence.line + fence.text.count("\n") + 1
             if not "".join(lines[end : following.line - 1]).strip():
                 expected = tuple(line.strip() for line in following.text.splitlines() if line.strip())
-        found.append(Block(fence.line, fence.mark, fence.text, expected))
-    return found
+        parsed.append(Block(fence.line, fence.mark, fence.text, expected))
+    return parsed
 
 
 def missing_lines(expected: tuple[str, ...], output: str) -> list[str]:
     """Return the expected lines missing from the output, matched in order; `...` is any text."""
-    place, missing = 0, []
+    start, missing = 0, []
     for line in expected:
         pattern = r"[^\n]*?".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("..."))
         if set(line) == {"."}:
             continue
-        if (found := re.compile(pattern).search(output, place)) is None:
+        if (match := re.compile(pattern).search(output, start)) is None:
             missing.append(line)
         else:
-            place = found.end()
+            start = match.end()
     return missing
 
 
@@ -107,7 +107,7 @@ def anchors(page: str) -> set[str]:
     """Return a page's link targets: headings as GitHub names them, and IDs."""
     names: set[str] = set()
     for line in _prose(page).splitlines():
-        names.update(found["id"] for found in _ID.finditer(line))
+        names.update(match["id"] for match in _ID.finditer(line))
         if heading := _HEADING.match(line):
             words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading["words"]).lower()
             slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")

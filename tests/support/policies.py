@@ -96,19 +96,19 @@ def run(kind: str, seed: int) -> tuple[OffPolicy, float, float]:
 
 def coverage(kind: str, num: int) -> dict[str, Any]:
     """Return a row: how many of `num` logs were refused, and how many intervals of the rest contain the true value."""
-    found = [run(kind, seed) for seed in range(num)]
-    answered = [(one, truth) for one, truth, _ in found if not one.refusal]
+    runs = [run(kind, seed) for seed in range(num)]
+    answered = [(estimate, truth) for estimate, truth, _ in runs if not estimate.refusal]
     row: dict[str, Any] = {"log": kind, "num": num, "refused": num - len(answered)}
-    row["supported_share"] = round(sum(share for *_, share in found) / num, 3)
+    row["supported_share"] = round(sum(share for *_, share in runs) / num, 3)
     for name in ("ips", "snips", "doubly_robust"):
-        intervals = [(getattr(one, name), truth) for one, truth in answered]
+        intervals = [(getattr(estimate, name), truth) for estimate, truth in answered]
         row[name] = _cover(intervals) if intervals else None
     return row
 
 
 def _cover(intervals: list[tuple[Estimate, float]]) -> Mapping[str, float]:
-    covered = sum(one.low <= truth <= one.high for one, truth in intervals)
-    widths = [(one.high - one.low) / 2 / truth for one, truth in intervals]
+    covered = sum(interval.low <= truth <= interval.high for interval, truth in intervals)
+    widths = [(interval.high - interval.low) / 2 / truth for interval, truth in intervals]
     return {
         "covered_share": round(covered / len(intervals), 3),
         "mean_half_width_share": round(float(np.mean(widths)), 3),

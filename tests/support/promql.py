@@ -53,25 +53,25 @@ def exported() -> dict[str, set[str]]:
         BackgroundMetrics(registry),
         ItemsMetrics(registry),
     )
-    found: dict[str, set[str]] = {}
+    labels: dict[str, set[str]] = {}
     for metric in (
         value for holder in holders for value in vars(holder).values() if isinstance(value, MetricWrapperBase)
     ):
         for suffix in _SUFFIXES[metric._type]:
             extra = {"le"} if suffix == "_bucket" else set()
-            found[metric._name + suffix] = set(metric._labelnames) | extra | SCRAPED
-    return found
+            labels[metric._name + suffix] = set(metric._labelnames) | extra | SCRAPED
+    return labels
 
 
 def bucket_borders() -> dict[str, set[str]]:
     """Return the `le` values of every histogram by its bucket series' name, as prometheus-client writes them."""
     registry = CollectorRegistry()
-    found: dict[str, set[str]] = {}
+    borders: dict[str, set[str]] = {}
     for holder in (GatewayMetrics(registry), StreamMetrics(registry), EngineMetrics(registry)):
         for metric in vars(holder).values():
             if metric._type == "histogram":
-                found[f"{metric._name}_bucket"] = {floatToGoString(border) for border in metric._upper_bounds}
-    return found
+                borders[f"{metric._name}_bucket"] = {floatToGoString(border) for border in metric._upper_bounds}
+    return borders
 
 
 def recorded() -> dict[str, set[str]]:
@@ -87,11 +87,11 @@ def all_rules() -> list[dict[str, Any]]:
 
 def all_targets() -> list[tuple[str, str, str]]:
     """Return the board, the panel's title and the expression of every query of every dashboard."""
-    found = []
+    targets = []
     for path in sorted(DASHBOARDS.glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
-            found += [(path.stem, panel["title"], target["expr"]) for target in panel.get("targets", [])]
-    return found
+            targets += [(path.stem, panel["title"], target["expr"]) for target in panel.get("targets", [])]
+    return targets
 
 
 def filled_in(expr: str, interval: str = "1m") -> str:
@@ -129,16 +129,16 @@ def mixes_environments(expr: str) -> list[str]:
 
 def complaints(expr: str, known: dict[str, set[str]]) -> list[str]:
     """Return the names and labels of an expression that are not exported."""
-    said = []
+    errors = []
     for name, asked in selectors(expr):
         if name not in known:
-            said.append(f"nobody exports {name}")
+            errors.append(f"nobody exports {name}")
         else:
-            said += [f"{name} has no label {label}" for label in asked.keys() - known[name]]
+            errors += [f"{name} has no label {label}" for label in asked.keys() - known[name]]
     for labels, names in grouped_by(expr):
         there = set().union(*(known.get(name, set()) for name in names))
-        said += [f"nothing below `by ({label})` has it" for label in labels - there]
-    return said
+        errors += [f"nothing below `by ({label})` has it" for label in labels - there]
+    return errors
 
 
 def _nodes(expr: Any) -> Iterator[Any]:

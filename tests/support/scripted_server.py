@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         request = {
             "path": self.path,
             "body": json.loads(self.rfile.read(length) or b"null"),
-            **{name.lower(): one for name, one in self.headers.items()},
+            **{name.lower(): value for name, value in self.headers.items()},
         }
         step = self.server.next_step(request)
         time.sleep(step.delay_s)
@@ -75,8 +75,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = step.body if isinstance(step.body, str) else json.dumps(step.body)
         self.send_response(step.status)
-        for name, one in {"content-length": str(len(body.encode())), **step.headers}.items():
-            self.send_header(name, one)
+        for name, value in {"content-length": str(len(body.encode())), **step.headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body.encode())
 

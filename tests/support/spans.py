@@ -25,8 +25,8 @@ class Recorder:
 
     def one(self, name: str) -> ReadableSpan:
         """The only span of this name."""
-        (found,) = [span for span in self.spans if span.name == name]
-        return found
+        (match,) = [span for span in self.spans if span.name == name]
+        return match
 
     def tree(self) -> dict[str, str | None]:
         """The name of each span's parent; None without a parent in this process."""

@@ -24,13 +24,13 @@ def traces_of(settings: Settings, text: str) -> list[str]:
     forms = {raw, quote(text, safe="").encode(), json.dumps(text)[1:-1].encode(), raw.hex().encode()}
     forms.add(base64.b64encode(raw).rstrip(b"="))
     client = open_redis(settings.redis_address, 5.0)
-    found = []
+    traces = []
     for key in client.scan_iter():
         if any(form in key + (client.dump(key) or b"") for form in forms):
-            found.append(repr(key))
+            traces.append(repr(key))
         values = client.hgetall(key) if client.type(key) == b"hash" else {}
         if any(form in name + value for name, value in values.items() for form in forms):
-            found.append(f"a field of {key!r}")
+            traces.append(f"a field of {key!r}")
     folders = {settings.state_dir, Path(client.config_get("dir")["dir"])}
     client.close()
     for path in (path for folder in folders for path in each_file(folder)):
@@ -43,5 +43,5 @@ def traces_of(settings: Settings, text: str) -> list[str]:
         if path.suffix == ".parquet":  # compressed; a snapshot of items ends with a digest
             table = content[:-32] if path == settings.items_snapshot else content
             content += "\n".join(map(str, pq.ParquetFile(BytesIO(table)).read().to_pylist())).encode()
-        found += [str(path) for form in forms if form in content]
-    return found
+        traces += [str(path) for form in forms if form in content]
+    return traces

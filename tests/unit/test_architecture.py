@@ -56,8 +56,8 @@ sys.exit("\\n".join(started) or 0)
 
 def source_files() -> list[Path]:
     """Return all Python files of the project except tests and generated code."""
-    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    return sorted(path for path in found if "_pb2" not in path.name)
+    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for path in paths if "_pb2" not in path.name)
 
 
 def modules_below(package: str) -> list[str]:
@@ -196,11 +196,11 @@ ALLOWED = {"console/editor.py: items"}
 
 def test_doors_reach_operations_through_the_tenant_s_plane() -> None:
     """No door calls an operation of the data plane itself: its ids would be another tenant's, or nobody's."""
-    found = {
+    uses = {
         f"{path.parent.name}/{path.name}: {name}"
         for room in ("rest", "grpc", "openai", "console")
         for path in (ROOT / "services/gateway" / room).glob("*.py")
         for name in re.findall(rf"plane(?:\(\))?\.({OF_TENANTS})\b", path.read_text())
     }
 
-    assert found == ALLOWED
+    assert uses == ALLOWED

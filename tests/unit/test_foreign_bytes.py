@@ -131,13 +131,14 @@ FORM: dict[str, Any] = {
 }
 CART = "[cart]\nk = 4 # four\n[cart.rules]\ncaps = [{ attribute = 'a', most = 2 }]\n"
 PATHS = (
-    *tuple(f"{one}a%2Fb" for one in WITH_PARAMETER),
+    *tuple(f"{prefix}a%2Fb" for prefix in WITH_PARAMETER),
     "/v1/items/a%20b/similar",
     "/console/names/n/versions/v:stop",
     "/v1/events",
 )
 PATTERNS = [
-    pattern_of(one) for one in ("/v1/items/{a}/similar", "/v1/users/{a}", "/console/names/{a}/versions/{b}:stop")
+    pattern_of(template)
+    for template in ("/v1/items/{a}/similar", "/v1/users/{a}", "/console/names/{a}/versions/{b}:stop")
 ]
 SAMPLED = {
     "model": "m",
@@ -208,7 +209,7 @@ def stream_row(value: bytes) -> None:
     decoded = decode([Record(LogPosition("t", 0, 1), b"u", value, NOW_MS)], 1, NOW_MS)
     assert len(decoded.events) + len(decoded.erasures) + len(decoded.dead) == 1
     INTERACTIONS.table(decoded.events)
-    pa.array([one.erasure.accepted_time_ms for one in decoded.erasures], pa.int64())
+    pa.array([logged.erasure.accepted_time_ms for logged in decoded.erasures], pa.int64())
 
 
 def impression_row(value: bytes) -> None:
@@ -250,8 +251,8 @@ def path(sent: bytes) -> None:
     """Check and match a path like the HTTP APIs."""
     check_path(sent)
     for pattern in PATTERNS:
-        if (found := pattern.fullmatch(sent)) is not None:
-            assert all(parameters_of(found).values())
+        if (match := pattern.fullmatch(sent)) is not None:
+            assert all(parameters_of(match).values())
 
 
 def page_token(body: bytes) -> None:
@@ -507,9 +508,9 @@ def of_configs(folder: Path) -> Maker:
     """Return a factory of configs of every model family, with each RoPE scaling under both key names."""
     raw = json.loads((write_checkpoint(folder) / "config.json").read_text())
     documents = [
-        {**raw, "model_type": family, "architectures": None, place: scaling, **changes}
+        {**raw, "model_type": family, "architectures": None, key: scaling, **changes}
         for family in ("llama", "mistral", "qwen2", "qwen3")
-        for place in ("rope_parameters", "rope_scaling")
+        for key in ("rope_parameters", "rope_scaling")
         for scaling in SCALINGS
         for changes in (WINDOWED, FLAGS)
     ]
@@ -524,9 +525,9 @@ def of_schemas(_: Path) -> Maker:
         schema = json.loads(json.dumps(random.choice(SCHEMAS)))
         for _ in range(random.choice((0, 1, 2, 4))):
             inner = random.choice((random.choice(SCHEMAS), {random.choice(names): random.choice(ODD_VALUES)}))
-            place = random.choice(("properties", "anyOf", "items", "not", "$defs", "additionalProperties", ""))
-            wrapped = {"properties": {"a": inner}, "$defs": {"n": inner}, "anyOf": [inner, schema]}.get(place, inner)
-            schema = {**schema, **({place: wrapped} if place else inner)}
+            keyword = random.choice(("properties", "anyOf", "items", "not", "$defs", "additionalProperties", ""))
+            wrapped = {"properties": {"a": inner}, "$defs": {"n": inner}, "anyOf": [inner, schema]}.get(keyword, inner)
+            schema = {**schema, **({keyword: wrapped} if keyword else inner)}
         if random.random() < 0.2:
             schema = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
         return json_of(names, schema)(random)
@@ -579,7 +580,7 @@ PARSERS = {
     ),
     "REST batch": Parser(read(lambda body: rest.parse_batch(body, "r", None)), of_json({"requests": [RULED, ASKED]})),
     "REST items": Parser(read(lambda body: put_items(convert(PutItemsBody, decode_object(body)).drafts)), of_json(PUT)),
-    "path": Parser(path, lambda _: mutations_of(*(one.encode() for one in PATHS))),
+    "path": Parser(path, lambda _: mutations_of(*(path.encode() for path in PATHS))),
     "page token": Parser(
         page_token, lambda _: mutations_of(b"AgAAAAAAAwECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8", bytes(range(60)))
     ),

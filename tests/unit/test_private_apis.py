@@ -33,7 +33,7 @@ def test_nothing_else_imports_what_is_private() -> None:
     """Private imports occur only in the listed files, because an upgrade is reviewed only there."""
     folders = ("services", "models", "pipelines", "infra", "benchmarks")
     files = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name}
-    found = {str(path.relative_to(ROOT)) for path in files if PRIVATE_IMPORT.search(path.read_text())}
+    paths = {str(path.relative_to(ROOT)) for path in files if PRIVATE_IMPORT.search(path.read_text())}
 
     # these read a file that Ray writes, repeat a function of Feast, and extend a public class
     others = {
@@ -41,4 +41,4 @@ def test_nothing_else_imports_what_is_private() -> None:
         "services/features/layout.py",
         "services/gateway/rest/acceptance.py",
     }
-    assert found == USERS.keys() - others
+    assert paths == USERS.keys() - others

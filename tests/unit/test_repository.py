@@ -29,7 +29,7 @@ def listed_paths() -> list[str]:
 def test_the_tree_of_the_readme_is_the_repositorys() -> None:
     """All paths in README's tree exist, and the tree covers each top-level folder and each folder of services."""
     listed = {path.rstrip("/") for path in listed_paths()}
-    folders = [path for place in (ROOT, ROOT / "services") for path in place.iterdir() if path.is_dir()]
+    folders = [path for folder in (ROOT, ROOT / "services") for path in folder.iterdir() if path.is_dir()]
     names = {path.relative_to(ROOT).as_posix() for path in folders if not HIDDEN_OR_LOCAL.match(path.name)}
 
     assert [path for path in listed if not (ROOT / path).exists()] == []

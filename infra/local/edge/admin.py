@@ -69,14 +69,14 @@ def use_ray_host(folder: Path, host: str, *, is_used: bool) -> None:
 
     Raises ConfigError if no server has this address, and OSError if nothing answers.
     """
-    found = [
+    servers = [
         f"{row['pxname']}/{row['svname']}"
         for row in _table(send(folder, "show stat"))
         if row["svname"].startswith(RAY_SERVER) and row["addr"].rpartition(":")[0].strip("[]") == host
     ]
-    if not found:
+    if not servers:
         raise ConfigError(f"{host}: unknown; give one of the edge's --ray-host")
-    for server in found:
+    for server in servers:
         send(folder, f"set server {server} state {'ready' if is_used else 'drain'}")
 
 
@@ -98,10 +98,10 @@ def _table(stat: str) -> list[dict[str, str]]:
 def num_refused(folder: Path) -> int | None:
     """Return HAProxy's count of requests refused for overload since its start; None without an answer."""
     try:
-        found = re.findall(r"gpc0=(\d+)", send(folder, f"show table {IN_FLIGHT_TABLE}"))
+        counts = re.findall(r"gpc0=(\d+)", send(folder, f"show table {IN_FLIGHT_TABLE}"))
     except OSError:
         return None
-    return sum(map(int, found))
+    return sum(map(int, counts))
 
 
 def swap_certificates(folder: Path, plan: EdgePlan) -> None:
@@ -151,15 +151,15 @@ def write_maps(folder: Path, keys_file: Path, tenants_file: Path | None) -> dict
 
     HAProxy reads hashes, never a key. Raises ConfigError if a file is invalid.
     """
-    hashes = [(one.sha256, key) for key in read_keys(keys_file).keys for one in key.hashes]
+    hashes = [(stored.sha256, key) for key in read_keys(keys_file).keys for stored in key.hashes]
     maps: dict[str, list[tuple[str, str | int]]] = {
         KEY_SHARES: [(sha256, share_of(key.priority)) for sha256, key in hashes]
     }
     if tenants_file is not None:
         tenants = read_tenants(tenants_file).tenants if tenants_file.exists() else ()
-        mean = sum(one.share for one in tenants) / max(1, len(tenants))
+        mean = sum(tenant.share for tenant in tenants) / max(1, len(tenants))
         maps[KEY_TENANTS] = [(sha256, key.tenant) for sha256, key in hashes if key.tenant]
-        maps[TENANT_WEIGHTS] = [(one.id, max(1, round(100 * one.share / mean))) for one in tenants]
+        maps[TENANT_WEIGHTS] = [(tenant.id, max(1, round(100 * tenant.share / mean))) for tenant in tenants]
     lines = {name: "".join(f"{key} {value}\n" for key, value in rows) for name, rows in maps.items()}
     for name, text in lines.items():
         (folder / name).write_text(text)

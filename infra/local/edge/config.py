@@ -447,12 +447,13 @@ if {{ var(txn.limit) -m int lt {self.default_deadline_ms} }}
         name or a list, another is tried first.
         """
         lines = [
-            one.server(
+            ingress.server(
                 RAY_SERVER if len(self.ray) == 1 else f"{RAY_SERVER}{number}",
                 port_field,
-                f"{protocol} check port {one.http_port} check-proto h1 observe layer4 error-limit 1 on-error mark-down",
+                f"{protocol} check port {ingress.http_port} check-proto h1 observe layer4 error-limit 1 "
+                "on-error mark-down",
             )
-            for number, one in enumerate(self.ray, start=1)
+            for number, ingress in enumerate(self.ray, start=1)
         ]
         if self.standby is None:
             return "\n".join(lines)

@@ -70,21 +70,21 @@ class IngressPlan:
         config = _replace(_ADMIN_SOCKET, r"\g<1>600 ", config)
         config = _ERROR_FILE.sub("", config)
         config = _replace(_CONNECT, rf"\g<1>{connect_timeout(self.default_deadline_ms)}", config)
-        config = _replace(_DEFAULTS, lambda found: found[1] + RETRYABLE + _errors(), config)
+        config = _replace(_DEFAULTS, lambda match: match[1] + RETRYABLE + _errors(), config)
         if self.doors_host is not None:
             host = f"[{self.doors_host}]" if ":" in self.doors_host else self.doors_host
             config = _replace(_DOOR, rf"\g<1>{host}\2", config)
-        config = _replace(_HTTP_DOOR, lambda found: found[1] + NAMED + _healthz(config), config)
+        config = _replace(_HTTP_DOOR, lambda match: match[1] + NAMED + _healthz(config), config)
         config = _FALLBACK.sub(r"\1 disabled", config)
         near = _near(config)
-        return _MARK + _APPLICATION.sub(lambda found: self._application(found, near), config) + RESOLVERS
+        return _MARK + _APPLICATION.sub(lambda match: self._application(match, near), config) + RESOLVERS
 
-    def _application(self, found: re.Match[str], near: dict[str, str]) -> str:
-        lines = [found[1], NOT_TWICE]
-        if found["name"] in near:
-            lines.append(f"    use-server {near[found['name']]} if TRUE\n")
+    def _application(self, match: re.Match[str], near: dict[str, str]) -> str:
+        lines = [match[1], NOT_TWICE]
+        if match["name"] in near:
+            lines.append(f"    use-server {near[match['name']]} if TRUE\n")
         if self.standby is not None:
-            port_field, protocol = ("http_port", "") if found["kind"] == "http" else ("grpc_port", " proto h2")
+            port_field, protocol = ("http_port", "") if match["kind"] == "http" else ("grpc_port", " proto h2")
             lines.append(self.standby.server(STANDBY_SERVER, port_field, f"{protocol} backup") + "\n")
         return "".join(lines)
 
@@ -108,10 +108,10 @@ def _errors() -> str:
 def _healthz(config: str) -> str:
     """Return the rule that fails `/healthz` while no gateway is up; the standby does not count."""
     backend, lines = "", []
-    for found in _SERVER.finditer(config):
-        backend = found[1] or backend
-        if found[2] and backend.startswith("http-"):
-            lines.append(f"    acl gateway_is_up srv_is_up({backend}/{found[2]})\n")
+    for match in _SERVER.finditer(config):
+        backend = match[1] or backend
+        if match[2] and backend.startswith("http-"):
+            lines.append(f"    acl gateway_is_up srv_is_up({backend}/{match[2]})\n")
     condition = "{ path /healthz }" + (" !gateway_is_up" if lines else "")
     return "".join([*lines, f"    http-request return status 503 if {condition}\n"])
 
@@ -121,11 +121,11 @@ def _near(config: str) -> dict[str, str]:
     here: dict[str, list[str]] = {}
     elsewhere: set[str] = set()
     backend = ""
-    for found in _NEAR.finditer(config):
-        backend = found[1] or backend
-        if found[2] and found[3] in _LOOPBACK:
-            here.setdefault(backend, []).append(found[2])
-        elif found[2]:
+    for match in _NEAR.finditer(config):
+        backend = match[1] or backend
+        if match[2] and match[3] in _LOOPBACK:
+            here.setdefault(backend, []).append(match[2])
+        elif match[2]:
             elsewhere.add(backend)
     return {name: servers[0] for name, servers in here.items() if len(servers) == 1 and name in elsewhere}
 

@@ -147,10 +147,10 @@ class StackFile:
     def ports(self) -> dict[str, int]:
         """Return the ports of this folder's current or last stack; empty if there was none."""
         try:
-            found: dict[str, int] = json.loads(self._ports_path.read_text())
+            ports: dict[str, int] = json.loads(self._ports_path.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
-        return found
+        return ports
 
 
 def _replace(path: Path, value: dict[str, Any]) -> None:

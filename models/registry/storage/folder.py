@@ -64,8 +64,8 @@ class FolderStorage:
 
     def names(self) -> list[str]:
         """Return the names that have a record."""
-        found = {path.stem for path in (self._root / "names").glob("*.json") if is_name(path.stem)}
-        return sorted(found | ({DEFAULT_NAME} if (self._root / "LIVE").exists() else set()))
+        names = {path.stem for path in (self._root / "names").glob("*.json") if is_name(path.stem)}
+        return sorted(names | ({DEFAULT_NAME} if (self._root / "LIVE").exists() else set()))
 
     def add(self, folder: Path, version: str) -> None:
         """Rename a finished folder, created at a `scratch` path, into place."""
@@ -82,12 +82,12 @@ class FolderStorage:
         """Return the versions, oldest first."""
         if not self._root.exists():
             return []
-        found = []
+        dated = []
         for path in self._root.iterdir():
             with suppress(FileNotFoundError):  # deleted meanwhile
                 if is_version(path.name) and (path / "manifest.json").exists():
-                    found.append((path.stat().st_mtime, path.name))
-        return [name for _, name in sorted(found)]
+                    dated.append((path.stat().st_mtime, path.name))
+        return [name for _, name in sorted(dated)]
 
     def alone(self) -> AbstractContextManager[None]:
         """Hold the folder's pruning lock, separate from that of records: a promotion does not wait for pruning."""
@@ -103,8 +103,8 @@ class FolderStorage:
 
     def hidden(self) -> list[str]:
         """Return the hidden versions, of any process, that were not published again."""
-        found = {path.name[1:].rsplit(".", 2)[0] for path in self._root.glob(f".*.*{_REMOVED}")}
-        return sorted(version for version in found if not (self._root / version).exists())
+        hidden = {path.name[1:].rsplit(".", 2)[0] for path in self._root.glob(f".*.*{_REMOVED}")}
+        return sorted(version for version in hidden if not (self._root / version).exists())
 
     def show(self, version: str) -> None:
         for path in [*self._root.glob(f".{escape(version)}.*{_REMOVED}")][:1]:

@@ -100,8 +100,8 @@ class ObjectStorage:
         path = f"names/{name}.json"
         try:
             with self._asking(path):
-                found = self._store.get(path)
-                return StoredRecord(self._content(found, path), found.meta["e_tag"])
+                stored = self._store.get(path)
+                return StoredRecord(self._content(stored, path), stored.meta["e_tag"])
         except BundleNotFound:
             return StoredRecord(None, None)
         except StoreUnavailable:
@@ -188,8 +188,8 @@ class ObjectStorage:
     def versions(self) -> list[str]:
         """Return the versions by the time of their manifest, which hiding does not change."""
         published, hidden = self._stems("versions"), set(self.hidden())
-        found = sorted(published, key=lambda name: (published[name], name))
-        return [name for name in found if is_version(name) and name not in hidden]
+        ordered = sorted(published, key=lambda name: (published[name], name))
+        return [name for name in ordered if is_version(name) and name not in hidden]
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -256,15 +256,15 @@ class ObjectStorage:
 
     def _stems(self, folder: str) -> dict[str, datetime]:
         """Return the JSON documents directly in a folder: names without suffix, and modification times."""
-        found = {path: changed for path, changed in self._list(f"{folder}/") if path.endswith(".json")}
-        names = {path: path.removeprefix(f"{folder}/").removesuffix(".json") for path in found}
-        return {names[path]: changed for path, changed in found.items() if "/" not in names[path]}
+        documents = {path: changed for path, changed in self._list(f"{folder}/") if path.endswith(".json")}
+        names = {path: path.removeprefix(f"{folder}/").removesuffix(".json") for path in documents}
+        return {names[path]: changed for path, changed in documents.items() if "/" not in names[path]}
 
-    def _content(self, found: Any, path: str) -> bytes:
+    def _content(self, stored: Any, path: str) -> bytes:
         """Return the bytes of a document. Raises BundleCorrupt before downloading a document that is too large."""
-        if found.meta["size"] > MAX_BYTES:
+        if stored.meta["size"] > MAX_BYTES:
             raise BundleCorrupt(f"{self._url}/{path}: exceeds the maximum of {MAX_BYTES:,} bytes")
-        return bytes(found.bytes())
+        return bytes(stored.bytes())
 
     def _manifest(self, version: str) -> bytes:
         """Return a version's validated manifest. Raises BundleNotFound or BundleCorrupt."""
@@ -333,7 +333,7 @@ class ObjectStorage:
         part = self._cache / "parts" / f"{digest}.{os.getpid()}.{threading.get_ident()}"  # names may share files
         for folder in (path.parent, part.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        for left in [one for one in part.parent.iterdir() if one.name.startswith(digest)]:
+        for left in [path for path in part.parent.iterdir() if path.name.startswith(digest)]:
             with suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > _PART_KEPT_S:
                     left.replace(part)
@@ -347,16 +347,16 @@ class ObjectStorage:
 
     def _continue(self, digest: str, part: Path) -> None:
         with self._asking(f"files/{digest}"), part.open("ab") as file:
-            found = self._store.get(f"files/{digest}")
-            size = found.meta["size"]
+            stored = self._store.get(f"files/{digest}")
+            size = stored.meta["size"]
             if not file.tell() and size <= _CHUNK_BYTES:
-                file.write(found.bytes())
+                file.write(stored.bytes())
             while (at := file.tell()) < size:
                 file.write(self._store.get_range(f"files/{digest}", start=at, end=min(size, at + _CHUNK_BYTES)))
 
     def _list(self, prefix: str) -> list[tuple[str, datetime]]:
         with self._asking(prefix):
-            return [(one["path"], one["last_modified"]) for chunk in self._store.list(prefix) for one in chunk]
+            return [(entry["path"], entry["last_modified"]) for chunk in self._store.list(prefix) for entry in chunk]
 
     def _size(self, path: str) -> int | None:
         with suppress(FileNotFoundError):
@@ -380,13 +380,13 @@ class ObjectStorage:
         """Take the lock if it is free or its holder has stopped renewing it; return whether it was taken."""
         try:
             with self._asking(_LOCK):
-                found = self._store.head(_LOCK)
+                lock = self._store.head(_LOCK)
         except BundleNotFound:
             mode: Any = "create"
         else:
-            if found["size"] and datetime.now(UTC) - found["last_modified"] < timedelta(seconds=_LOCK_KEPT_S):
+            if lock["size"] and datetime.now(UTC) - lock["last_modified"] < timedelta(seconds=_LOCK_KEPT_S):
                 return False
-            mode = {"e_tag": found["e_tag"]}
+            mode = {"e_tag": lock["e_tag"]}
         return self._put_lock(uuid4().bytes, mode)
 
     def _write_lock(self, content: bytes) -> None:

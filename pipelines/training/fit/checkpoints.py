@@ -127,8 +127,8 @@ class Checkpoints:
 
     def _files(self) -> list[Path]:
         suffixes = (_SUFFIX, FOLDER_SUFFIX)
-        found = [path for one in suffixes for path in self.folder.glob(f"*{one}") if path.stem.isdigit()]
-        return sorted(found, key=lambda path: path.stem, reverse=True)
+        paths = [path for suffix in suffixes for path in self.folder.glob(f"*{suffix}") if path.stem.isdigit()]
+        return sorted(paths, key=lambda path: path.stem, reverse=True)
 
     def not_written(self, path: Path, error: Exception) -> StageFailed:
         """Return the error for a checkpoint that cannot be written."""

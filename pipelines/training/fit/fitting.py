@@ -208,7 +208,7 @@ class _Fit:
         """Run the rest of the epoch, then validate if due. Raises UnusableLoss."""
         self._task.rng.bit_generator.state = self.at.rng
         makes = self._task.batches()
-        left_out = {one["batch"] for one in self.at.skipped if one["epoch"] == self.at.epoch}
+        left_out = {entry["batch"] for entry in self.at.skipped if entry["epoch"] == self.at.epoch}
         places = [index for index in range(self.at.batch, len(makes)) if index not in left_out]
         self.trained.train()
         with ready_batches([self._signed(makes[index]) for index in places], self._device) as batches:
@@ -236,7 +236,7 @@ class _Fit:
         skipped = [*self.at.skipped, skipping]
         self._watch.note("batch_skipped", stage=self._checkpoints.stage, **skipping)
         if len(skipped) > _MAX_SKIPPED:
-            listed = "; ".join(f"batch {one['batch']} of epoch {one['epoch']}: {one['why']}" for one in skipped)
+            listed = "; ".join(f"batch {entry['batch']} of epoch {entry['epoch']}: {entry['why']}" for entry in skipped)
             raise StageFailed(
                 self._checkpoints.stage,
                 f"{len(skipped)} batches are unusable ({listed}); look for broken values in the data, "

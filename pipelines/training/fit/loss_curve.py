@@ -35,5 +35,5 @@ class LossCurve:
 
     def points(self) -> list[tuple[int, float]]:
         """Return (last step, mean loss) of each point; the last point holds the remaining steps."""
-        whole = [((place + 1) * self.every, mean) for place, mean in enumerate(self.means)]
+        whole = [((index + 1) * self.every, mean) for index, mean in enumerate(self.means)]
         return [*whole, (self.num_steps, self.total / self.number)] if self.number else whole

@@ -17,8 +17,8 @@ def layout_of(words: str, workers: int) -> ParallelLayout:
         return ParallelLayout(data=workers)
     sizes: dict[str, int] = {}
     for word in words.split("+"):
-        found = _WORD.fullmatch(word)
-        kind, size = (found[1] or found[2], int(found[3] or 0)) if found else ("", 0)
+        match = _WORD.fullmatch(word)
+        kind, size = (match[1] or match[2], int(match[3] or 0)) if match else ("", 0)
         if not kind or kind in sizes:
             raise ConfigError(f"--parallel: {words!r} is not known; give {KINDS}, for a K above 1")
         sizes[kind] = size

@@ -126,7 +126,7 @@ class PipelineModel(DividedModel):
         batch, stage = self.own(part), self._stage
         device = batch.tokens.device
         micro_batches = micro_batches_of(batch, self.mesh.layout.pipeline)
-        kept_RN = self._drawn(batch, sum(len(one.tokens) for one in micro_batches))
+        kept_RN = self._drawn(batch, sum(len(micro_batch.tokens) for micro_batch in micro_batches))
         in_flight = self._part = _Part(micro_batches, kept_RN, torch.get_rng_state(), unit or 1)
         meta_TD = torch.empty(
             micro_batches[0].tokens.numel(), stage.config.hidden_size, device="meta", requires_grad=True

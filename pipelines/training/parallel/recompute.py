@@ -81,11 +81,11 @@ def flops_factor(how: str, device: torch.device, dtype: torch.dtype) -> float:
     if how != Recompute.SELECTIVE:
         return 4 / 3 if how == Recompute.FULL else 1.0
     counts = []
-    for each in (Recompute.NONE, how):
+    for recompute in (Recompute.NONE, how):
         model = nn.Module()
         model.blocks = nn.ModuleList([_Block().to(device, dtype)])
         x_BLD = torch.zeros(1, 256, 256, device=device, dtype=dtype, requires_grad=True)
-        with FlopCounterMode(display=False) as counter, recomputed(model, each):
+        with FlopCounterMode(display=False) as counter, recomputed(model, recompute):
             model.blocks[0](x_BLD).sum().backward()
         counts.append(counter.get_total_flops())
     return float(counts[1] / counts[0])

@@ -44,7 +44,7 @@ def as_text(about: Mapping[str, Any]) -> str:
     losses = LossCurve(**about["losses"]).points()
     left, right = _plot(losses, "training loss"), _plot(_validations(about["curve"]), "validation")
     width = max(map(len, left))
-    return "\n".join(f"{one:<{width}}  {other}".rstrip() for one, other in zip_longest(left, right, fillvalue=""))
+    return "\n".join(f"{line:<{width}}  {other}".rstrip() for line, other in zip_longest(left, right, fillvalue=""))
 
 
 def _validations(curve: Sequence[Mapping[str, Any]]) -> Points:

@@ -111,10 +111,10 @@ class MlflowRun:
         return run_id
 
     def _experiment(self) -> str:
-        found = self._client.get("experiments/get-by-name", params={"experiment_name": EXPERIMENT})
-        if found.status_code == httpx.codes.NOT_FOUND:
+        response = self._client.get("experiments/get-by-name", params={"experiment_name": EXPERIMENT})
+        if response.status_code == httpx.codes.NOT_FOUND:
             return str(self._post("experiments/create", name=EXPERIMENT)["experiment_id"])
-        return str(found.raise_for_status().json()["experiment"]["experiment_id"])
+        return str(response.raise_for_status().json()["experiment"]["experiment_id"])
 
     def _post(self, path: str, **content: Any) -> dict[str, Any]:
         answer: dict[str, Any] = self._client.post(path, json=content).raise_for_status().json()
@@ -140,7 +140,7 @@ def _end(client: httpx.Client, run_id: str, status: str) -> None:
 
 def _read(path: Path) -> dict[str, str] | None:
     try:
-        found: dict[str, str] = json.loads(path.read_text())
+        record: dict[str, str] = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found
+    return record

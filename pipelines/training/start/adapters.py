@@ -45,12 +45,12 @@ def adapting_decoder(folder: Path, rank: int, alpha: float, seed: int) -> Decode
 
 def learned_adapter(decoder: Decoder, base: str) -> Adapter:
     """Return the change that a decoder has learned. `base` is the version that it belongs to."""
-    found = {
+    pairs = {
         name.removesuffix(_LEARNED): LowRank(module.a_RI.detach(), module.b_NR.detach(), module.scale)
         for name, module in decoder.named_modules()
         if isinstance(module, _Change)
     }
-    return Adapter(pairs=found, base=base)
+    return Adapter(pairs=pairs, base=base)
 
 
 def with_change(decoder: Decoder) -> Decoder:

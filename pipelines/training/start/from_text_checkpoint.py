@@ -105,14 +105,14 @@ def _rows(catalogue: Catalogue, items_ID: np.ndarray) -> Tensor:
 
 def _item_rows(tokenizer: Tokenizer, texts: Sequence[str], table_WD: Tensor) -> np.ndarray:
     """Return the mean row (I, D) of each text's tokens; NaN for an empty text."""
-    found = [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
-    tokens = np.concatenate([np.array(ids, dtype=np.int64) for ids in found])
+    token_ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+    tokens = np.concatenate([np.array(ids, dtype=np.int64) for ids in token_ids])
     if tokens.max(initial=0) >= len(table_WD):
         raise ConfigError(
             f"{_FIELD}: {_TOKENIZER} has the token {tokens.max()}, and the weights have {len(table_WD)} rows; "
             "give a folder whose tokenizer and weights are of one checkpoint"
         )
-    lengths = np.array([len(ids) for ids in found])
+    lengths = np.array([len(ids) for ids in token_ids])
     starts = np.concatenate(([0], lengths.cumsum()))
     has_token_IW = sparse.csr_array((np.ones(len(tokens)), tokens, starts), shape=(len(texts), len(table_WD)))
     with np.errstate(invalid="ignore"):  # 0 / 0 for a text without tokens

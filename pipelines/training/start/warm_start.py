@@ -193,8 +193,8 @@ def _take_over(fresh: nn.Module, old: nn.Module, rows: np.ndarray) -> None:
     merged = {}
     for name, start in fresh.state_dict().items():
         if name not in values or values[name].shape[name in _BY_ROW :] != start.shape[name in _BY_ROW :]:
-            found = tuple(values[name].shape) if name in values else "absent"
-            raise CheckpointError(f"its {name} is {found}, and {tuple(start.shape)} is wanted")
+            shape = tuple(values[name].shape) if name in values else "absent"
+            raise CheckpointError(f"its {name} is {shape}, and {tuple(start.shape)} is wanted")
         value = values[name].to(start.device)
         merged[name] = _matched(value, start, torch.from_numpy(rows).to(start.device)) if name in _BY_ROW else value
     fresh.load_state_dict(merged)

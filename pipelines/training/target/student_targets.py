@@ -88,7 +88,7 @@ class BeamTargets:
             _evenly(len(items_P), _MAX_SEARCHED) if imported is None else _newest(starts, imported.distil_positions)
         )
         owners = np.searchsorted(starts, searched, side="right") - 1
-        histories = [items_P[starts[owner] : place] for owner, place in zip(owners, searched, strict=True)]
+        histories = [items_P[starts[owner] : position] for owner, position in zip(owners, searched, strict=True)]
         self._lists = tuple(
             torch.from_numpy(values).to(device)
             for values in _search(decoder, catalogue, histories, weight, mask_seen=mask_seen, imported=imported)

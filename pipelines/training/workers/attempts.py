@@ -47,9 +47,9 @@ def fit_again(run: Run, checkpoints: Checkpoints, needs: Needs | None = None) ->
         if how == ExitKind.DONE:
             assert left[0].ended is not None, "rank 0 is done"
             return left[0].ended.result
-        for one in left:
-            if one.ended is not None and one.ended.how == ExitKind.REFUSED:
-                raise one.ended.error()
+        for worker in left:
+            if worker.ended is not None and worker.ended.how == ExitKind.REFUSED:
+                raise worker.ended.error()
         num_fruitless = num_fruitless + 1 if checkpoints.newest_name() == before else 1
         if how == ExitKind.OUT_OF_MEMORY and accumulation < _MAX_ACCUMULATION:
             if needs is not None:
@@ -66,13 +66,13 @@ def fit_again(run: Run, checkpoints: Checkpoints, needs: Needs | None = None) ->
 def verdict(left: Sequence[Left]) -> tuple[ExitKind, str]:
     """Return how the fit ended, and why: a rank's own error takes precedence over a lost peer. Pure."""
     for how in (ExitKind.REFUSED, ExitKind.BROKEN):
-        for one in left:
-            if one.ended is not None and one.ended.how == how:
-                return how, f"rank {one.rank}: {one.ended.why}"
-    if all(one.ended is not None and one.ended.how == ExitKind.DONE for one in left):
+        for worker in left:
+            if worker.ended is not None and worker.ended.how == how:
+                return how, f"rank {worker.rank}: {worker.ended.why}"
+    if all(worker.ended is not None and worker.ended.how == ExitKind.DONE for worker in left):
         return ExitKind.DONE, ""
-    for one in left:
-        if one.ended is not None and one.ended.how == ExitKind.OUT_OF_MEMORY:
-            return ExitKind.OUT_OF_MEMORY, f"rank {one.rank} is out of memory"
-    silent = [f"rank {one.rank} {one.seen}" for one in left if one.ended is None]
+    for worker in left:
+        if worker.ended is not None and worker.ended.how == ExitKind.OUT_OF_MEMORY:
+            return ExitKind.OUT_OF_MEMORY, f"rank {worker.rank} is out of memory"
+    silent = [f"rank {worker.rank} {worker.seen}" for worker in left if worker.ended is None]
     return ExitKind.LOST_PEER, ", ".join(silent) or "the ranks have lost each other"

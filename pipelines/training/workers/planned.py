@@ -28,7 +28,7 @@ def planned(team: Team, config: DecoderConfig, gpus: Gpus, batch_tokens: int, le
         words = words_of(layout)
         if words is None:
             continue
-        recompute = max(team.recompute, layout.checkpointing, key=[str(one) for one in Recompute].index)
+        recompute = max(team.recompute, layout.checkpointing, key=[str(mode) for mode in Recompute].index)
         log.info("layout_planned", layout=layout.name, recompute=recompute, device=gpus.device.name)
         return replace(team, parallel=words, recompute=recompute)
     log.warning("no_layout_fits", device=gpus.device.name, number=gpus.number)

@@ -22,7 +22,7 @@ _READ = frozenset(Recommendation.__slots__) - {"items", "num_attempts", "underst
 
 
 def _recommendation(body: Mapping[str, Any], num_attempts: int) -> Recommendation:
-    items = tuple(Item(one["item_id"], one["score"], one["title"], one["source"]) for one in body["items"])
+    items = tuple(Item(item["item_id"], item["score"], item["title"], item["source"]) for item in body["items"])
     known = {name: value for name, value in body.items() if name in _READ}
     understood = _understood(body.get("understood"))
     return Recommendation(items=items, num_attempts=num_attempts, understood=understood, **known)
@@ -36,13 +36,13 @@ def _understood(body: Mapping[str, Any] | None) -> Understood | None:
 
 
 def _batch(body: Mapping[str, Any], num_attempts: int) -> BatchAnswers:
-    return BatchAnswers(tuple(_entry(one, num_attempts) for one in body["answers"]), num_attempts)
+    return BatchAnswers(tuple(_entry(answer, num_attempts) for answer in body["answers"]), num_attempts)
 
 
-def _entry(one: Mapping[str, Any], num_attempts: int) -> Recommendation | TailraceError:
+def _entry(entry: Mapping[str, Any], num_attempts: int) -> Recommendation | TailraceError:
     """Return an entry: over gRPC an error or a recommendation, over REST an error or the fields."""
-    if (error := one.get("error")) is None:
-        return _recommendation(one.get("recommendation", one), num_attempts)
+    if (error := entry.get("error")) is None:
+        return _recommendation(entry.get("recommendation", entry), num_attempts)
     named = {name: error[name] for name in ("field", "fix", "request_id")}
     return TailraceError(error["code"], error["message"], num_attempts=num_attempts, **named)
 
@@ -52,12 +52,12 @@ def _recorded(body: Mapping[str, Any], num_attempts: int) -> Recorded:
 
 
 def _assigned(body: Mapping[str, Any], num_attempts: int) -> Assigned:
-    return Assigned(tuple(_surface(one) for one in body["surfaces"]), num_attempts)
+    return Assigned(tuple(_surface(assignment) for assignment in body["surfaces"]), num_attempts)
 
 
-def _surface(one: Mapping[str, Any]) -> SurfaceAssignment:
-    fields = {name: one[name] for name in SurfaceAssignment.__slots__}
-    return SurfaceAssignment(**fields | {"surface": one["surface"] or None})
+def _surface(assignment: Mapping[str, Any]) -> SurfaceAssignment:
+    fields = {name: assignment[name] for name in SurfaceAssignment.__slots__}
+    return SurfaceAssignment(**fields | {"surface": assignment["surface"] or None})
 
 
 def _explanation(body: Mapping[str, Any], num_attempts: int) -> Explanation:
@@ -70,8 +70,8 @@ def _receipt(body: Mapping[str, Any], num_attempts: int) -> ErasureReceipt:
         accepted_time_ms=body["accepted_time_ms"],
         is_done_online=body["is_done_online"],
         is_done=body["is_done"],
-        stores={one["store"]: one["done_time_ms"] for one in body["stores"]},
-        remaining=tuple(f"{one['what']}: until {one['until']}" for one in body["remaining"]),
+        stores={store["store"]: store["done_time_ms"] for store in body["stores"]},
+        remaining=tuple(f"{entry['what']}: until {entry['until']}" for entry in body["remaining"]),
         num_attempts=num_attempts,
     )
 
@@ -90,7 +90,7 @@ def _item(body: Mapping[str, Any], num_attempts: int) -> CatalogueItem:
 
 
 def _items_put(body: Mapping[str, Any], num_attempts: int) -> ItemsPut:
-    rejected = ((one["item_id"], one["error"]) for one in body["outcomes"] if one["error"] is not None)
+    rejected = ((outcome["item_id"], outcome["error"]) for outcome in body["outcomes"] if outcome["error"] is not None)
     refusals = (ItemRefusal(item_id, why["field"], why["message"], why["fix"]) for item_id, why in rejected)
     return ItemsPut(body["accepted"], tuple(refusals), num_attempts)
 

@@ -295,10 +295,10 @@ def batch_call(requests: Iterable[str | Mapping[str, Any]], options: RecommendOp
     if isinstance(requests, str | Mapping) or not isinstance(requests, Iterable):
         raise refusal("requests", f"wrong type: {type(requests).__name__}", "send a list of user ids or of options")
     entries = []
-    for place, one in enumerate(requests):
-        if not isinstance(one, str | Mapping):
-            raise refusal(f"requests[{place}]", f"wrong type: {type(one).__name__}", "send a user id or options")
-        own: Any = {"user_id": one} if isinstance(one, str) else dict(one)
+    for index, request in enumerate(requests):
+        if not isinstance(request, str | Mapping):
+            raise refusal(f"requests[{index}]", f"wrong type: {type(request).__name__}", "send a user id or options")
+        own: Any = {"user_id": request} if isinstance(request, str) else dict(request)
         user_id = own.pop("user_id", None)
         entries.append(recommend_call(user_id, {**options, **own}).fields)
     headers = {"x-batch-size": str(len(entries))}
@@ -359,7 +359,7 @@ def record_call(events: Event | Iterable[Event]) -> ClientCall[Recorded]:
     if not isinstance(events, Iterable | Event) or isinstance(events, Mapping):
         raise refusal("events", f"wrong type: {type(events).__name__}", _SEND_EVENTS)
     listed = [events] if isinstance(events, Event) else list(events)
-    fields = {"events": [_event_fields(f"events[{place}]", one) for place, one in enumerate(listed)]}
+    fields = {"events": [_event_fields(f"events[{index}]", event) for index, event in enumerate(listed)]}
     return ClientCall(Recorded, "POST", "/v1/events", "RecordEvents", fields)
 
 
@@ -410,13 +410,13 @@ def delete_item_call(item_id: str) -> ClientCall[ItemDeleted]:
     return ClientCall(ItemDeleted, "DELETE", _ITEM, "DeleteItems", fields, in_path=fields)
 
 
-def _checked(place: str, value: Any, name: str) -> Any:
-    return checked(place, value, _KINDS[name]) if name in _KINDS else checked_texts(place, value)
+def _checked(path: str, value: Any, name: str) -> Any:
+    return checked(path, value, _KINDS[name]) if name in _KINDS else checked_texts(path, value)
 
 
-def _event_fields(place: str, event: Event) -> dict[str, Any]:
+def _event_fields(path: str, event: Event) -> dict[str, Any]:
     if not isinstance(event, Event):
-        raise refusal(place, f"wrong type: {type(event).__name__}", _SEND_EVENTS)
+        raise refusal(path, f"wrong type: {type(event).__name__}", _SEND_EVENTS)
     fields = {name: getattr(event, name) for name in Event.__slots__}
     sent = {name: value for name, value in fields.items() if value is not None or name in _MUST_BE_THERE}
-    return {name: _checked(f"{place}.{name}", value, name) for name, value in sent.items()}
+    return {name: _checked(f"{path}.{name}", value, name) for name, value in sent.items()}

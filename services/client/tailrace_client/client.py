@@ -63,8 +63,8 @@ class Client:
     def __init__(
         self, address: str, *, api_key: str | None = None, tls: Tls | None = None, options: CallOptions = DEFAULTS
     ) -> None:
-        place = parse_address(address, tls)
-        self._door: Any = (RpcTransport if place.is_grpc else RestTransport)(place, _headers(api_key), tls)
+        server = parse_address(address, tls)
+        self._door: Any = (RpcTransport if server.is_grpc else RestTransport)(server, _headers(api_key), tls)
         self._options = options
         self._budget = RetryBudget(options)
 
@@ -196,8 +196,8 @@ class AsyncClient:
     def __init__(
         self, address: str, *, api_key: str | None = None, tls: Tls | None = None, options: CallOptions = DEFAULTS
     ) -> None:
-        place = parse_address(address, tls)
-        self._door: Any = (AsyncRpcTransport if place.is_grpc else AsyncRestTransport)(place, _headers(api_key), tls)
+        server = parse_address(address, tls)
+        self._door: Any = (AsyncRpcTransport if server.is_grpc else AsyncRestTransport)(server, _headers(api_key), tls)
         self._options = options
         self._budget = RetryBudget(options)
 

@@ -64,12 +64,12 @@ class ItemDeleted:
 def put_fields(items: CatalogueItem | Iterable[CatalogueItem]) -> dict[str, Any]:
     """Return the fields of the call. Raises TailraceError for a wrong value."""
     listed = [items] if isinstance(items, CatalogueItem) else list(items)
-    for place, item in enumerate(listed):
+    for index, item in enumerate(listed):
         if not isinstance(item, CatalogueItem):
             raise refusal(
-                f"items[{place}]", f"wrong type: {type(item).__name__}", "send a CatalogueItem, or a list of them"
+                f"items[{index}]", f"wrong type: {type(item).__name__}", "send a CatalogueItem, or a list of them"
             )
-        checked(f"items[{place}].item_id", item.item_id, TEXT)
+        checked(f"items[{index}].item_id", item.item_id, TEXT)
     return {"items": [item.fields() for item in listed]}
 
 

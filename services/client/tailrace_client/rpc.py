@@ -175,34 +175,36 @@ def _refusal(error: Any, request_id: str | None) -> TailraceError:
     status, stored = error.code().name, trailers.get("grpc-status-details-bin")
     if status == "DEADLINE_EXCEEDED" and stored is None:
         return late()
-    found = _details(_Status.FromString(stored).details if stored is not None else ())
+    fields = _details(_Status.FromString(stored).details if stored is not None else ())
     if stored is None and status not in _CODES:  # another server's answer, such as that of the REST door
-        found["fix"] = "check that grpc:// has the port of the gRPC door (9000 by default), http:// that of REST (8000)"
+        fields["fix"] = (
+            "check that grpc:// has the port of the gRPC door (9000 by default), http:// that of REST (8000)"
+        )
     return TailraceError(
-        found.pop("code", _CODES.get(status, "internal")),
-        found.pop("message", error.details() or status),
-        request_id=found.pop("request_id", None) or trailers.get("x-request-id") or request_id,
-        **found,
+        fields.pop("code", _CODES.get(status, "internal")),
+        fields.pop("message", error.details() or status),
+        request_id=fields.pop("request_id", None) or trailers.get("x-request-id") or request_id,
+        **fields,
     )
 
 
 def _details(details: Sequence[Any]) -> dict[str, Any]:
     """Read the details of an error: its code and fix, the request's id, the field, and when to retry."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for detail in details:
         match detail.type_url.rpartition("/")[2]:
             case "google.rpc.ErrorInfo":
                 info = _ErrorInfo.FromString(detail.value)
                 known = {name: info.metadata[name] for name in ("message", "fix") if name in info.metadata}
-                found |= {"code": info.reason.lower(), **known}
+                fields |= {"code": info.reason.lower(), **known}
             case "google.rpc.RequestInfo":
-                found["request_id"] = _RequestInfo.FromString(detail.value).request_id
+                fields["request_id"] = _RequestInfo.FromString(detail.value).request_id
             case "google.rpc.BadRequest":
-                found["field"] = _BadRequest.FromString(detail.value).field_violations[0].field
+                fields["field"] = _BadRequest.FromString(detail.value).field_violations[0].field
             case "google.rpc.RetryInfo":
                 delay = _RetryInfo.FromString(detail.value).retry_delay
-                found["retry_after_s"] = delay.seconds + delay.nanos / 1e9
-    return found
+                fields["retry_after_s"] = delay.seconds + delay.nanos / 1e9
+    return fields
 
 
 def _read(call: ClientCall[A], answer: Any, num_attempts: int) -> A:
@@ -215,7 +217,7 @@ def _plain(message: Any) -> Any:
     kind = message.DESCRIPTOR
     if kind.name == "Texts":
         return list(message.texts)
-    if [one.name for one in kind.oneofs] == ["value"]:
+    if [oneof.name for oneof in kind.oneofs] == ["value"]:
         return _value(getattr(message, message.WhichOneof("value")))
     return {
         field.name: None
@@ -229,7 +231,9 @@ def _value(value: Any) -> Any:
     if hasattr(value, "DESCRIPTOR"):
         return _plain(value)
     if isinstance(value, Mapping):
-        return {key: _value(one) for key, one in value.items()}
+        return {key: _value(entry) for key, entry in value.items()}
     return (
-        value if isinstance(value, str | bytes) or not isinstance(value, Sequence) else [_value(one) for one in value]
+        value
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence)
+        else [_value(entry) for entry in value]
     )

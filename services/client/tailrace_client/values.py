@@ -31,7 +31,7 @@ def checked_texts(field: str, values: Any) -> list[str]:
     """Return the entries of any iterable except a text. Raises TailraceError naming the field or the entry."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         raise refusal(field, _wrong(values), "send a list of str")
-    return [checked(f"{field}[{place}]", one, TEXT) for place, one in enumerate(values)]
+    return [checked(f"{field}[{index}]", text, TEXT) for index, text in enumerate(values)]
 
 
 def refusal(field: str, message: str, fix: str, request_id: str | None = None) -> TailraceError:

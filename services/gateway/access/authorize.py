@@ -223,15 +223,15 @@ class _Meter:
     def headers(self) -> Mapping[str, str]:
         """Return the headers of the limit with the fewest remaining calls."""
         every = [standing.headers() for standing in self._standings]
-        return min(every, key=lambda one: int(one["ratelimit-remaining"]), default={})
+        return min(every, key=lambda headers: int(headers["ratelimit-remaining"]), default={})
 
     async def count(self, cost: int) -> None:
         standings = []
-        for place, (owner, allowance) in enumerate(self._limits):
+        for index, (owner, allowance) in enumerate(self._limits):
             try:
                 standings.append(await self._rates.spend(owner, allowance, cost))
             except QuotaExceeded:
-                self._give_back(place, cost)
+                self._give_back(index, cost)
                 self._standings = [self._rates.standing_of(owner, allowance)]
                 raise
         self._standings = standings

@@ -166,7 +166,7 @@ def _index(keys: KeysFile, max_k: int) -> dict[bytes, _Entry]:
     entries = {}
     for key in keys.keys:
         holder = _holder_of(key, max_k)
-        for one in key.hashes:
-            digest = bytes.fromhex(one.sha256)
-            entries[digest[:_INDEX_BYTES]] = _Entry(digest, one.expires_unix_s(), holder)
+        for stored in key.hashes:
+            digest = bytes.fromhex(stored.sha256)
+            entries[digest[:_INDEX_BYTES]] = _Entry(digest, stored.expires_unix_s(), holder)
     return entries

@@ -85,7 +85,9 @@ class StoredKey(StoredLimits):
         """Accept the priority by name."""
         if isinstance(given, dict) and isinstance(name := given.get("priority"), str):
             if name.upper() not in Priority.__members__:
-                raise ValueError(f"priority {name} is none of {', '.join(one.name.lower() for one in Priority)}")
+                raise ValueError(
+                    f"priority {name} is none of {', '.join(priority.name.lower() for priority in Priority)}"
+                )
             return {**given, "priority": Priority[name.upper()]}
         return given
 
@@ -97,7 +99,7 @@ class StoredKey(StoredLimits):
     @property
     def ends_at(self) -> datetime | None:
         """Expiry of the last of its hashes; None if a hash never expires."""
-        ends = [one.expires_at for one in self.hashes if one.expires_at is not None]
+        ends = [stored.expires_at for stored in self.hashes if stored.expires_at is not None]
         return max(ends) if len(ends) == len(self.hashes) else None
 
 
@@ -109,7 +111,7 @@ class KeysFile(Stored):
     @model_validator(mode="after")
     def _refuse_doubles(self) -> "KeysFile":
         ids = [key.id for key in self.keys]
-        hashes = [one.sha256 for key in self.keys for one in key.hashes]
+        hashes = [stored.sha256 for key in self.keys for stored in key.hashes]
         if len(set(ids)) < len(ids) or len(set(hashes)) < len(hashes):
             raise ValueError("an id or a hash is there twice")
         return self
@@ -136,17 +138,17 @@ class KeysFile(Stored):
             raise ConfigError(f"key {key_id}: it ended on {new_end:%Y-%m-%d}; say --expires-in-days for the new one")
         end = now + overlap
         kept = tuple(
-            one.model_copy(update={"expires_at": min(end, one.expires_at or end)})
-            for one in key.hashes
-            if one.expires_at is None or one.expires_at > now
+            stored.model_copy(update={"expires_at": min(end, stored.expires_at or end)})
+            for stored in key.hashes
+            if stored.expires_at is None or stored.expires_at > now
         )
         changed = key.model_copy(update={"hashes": (*kept, StoredHash(sha256=sha256, expires_at=new_end))})
-        return KeysFile(keys=tuple(changed if one.id == key_id else one for one in self.keys))
+        return KeysFile(keys=tuple(changed if key.id == key_id else key for key in self.keys))
 
     def without(self, key_id: str) -> "KeysFile":
         """Revoke an id with all its hashes. Raises ConfigError if it is unknown."""
         self._existing(key_id)
-        return KeysFile(keys=tuple(one for one in self.keys if one.id != key_id))
+        return KeysFile(keys=tuple(key for key in self.keys if key.id != key_id))
 
     def _existing(self, key_id: str) -> StoredKey:
         key = self.find(key_id)

@@ -69,10 +69,10 @@ class IssuerKeys:
             return await self._get(http, str(about["jwks_uri"]))
 
     async def _get(self, http: httpx.AsyncClient, url: str) -> Mapping[str, Any]:
-        found = (await http.get(url)).raise_for_status().json()
-        if not isinstance(found, dict):
+        document = (await http.get(url)).raise_for_status().json()
+        if not isinstance(document, dict):
             raise TypeError(f"{url}: not a JSON object")
-        return found
+        return document
 
 
 class TokenVerifier:
@@ -208,9 +208,9 @@ def _key_set(sent: Mapping[str, Any]) -> KeySet:
     Raises LookupError, TypeError or ValueError for a set without any.
     """
     keys: list[Any] = []
-    for one in sent["keys"]:
+    for key in sent["keys"]:
         with suppress(*_UNREADABLE):
-            keys += KeySet.import_key_set({"keys": [one]}).keys
+            keys += KeySet.import_key_set({"keys": [key]}).keys
     if not keys:
         raise ValueError("no key of the set can be read")
     return KeySet(keys)
@@ -220,10 +220,10 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
     """Return a claim by its name, or by a path such as `realm_access.roles` into nested objects."""
     if name in claims:
         return claims[name]
-    found: Any = claims
+    value: Any = claims
     for part in name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _text(claims: Mapping[str, Any], name: str) -> str:

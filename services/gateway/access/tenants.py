@@ -44,12 +44,12 @@ class TenantsFile(Stored):
 
     @model_validator(mode="after")
     def _refuse_doubles(self) -> "TenantsFile":
-        if len({one.id for one in self.tenants}) < len(self.tenants):
+        if len({stored.id for stored in self.tenants}) < len(self.tenants):
             raise ValueError("an id is there twice")
         return self
 
     def find(self, tenant: str) -> StoredTenant | None:
-        return next((one for one in self.tenants if one.id == tenant), None)
+        return next((stored for stored in self.tenants if stored.id == tenant), None)
 
     def with_new(self, tenant: StoredTenant) -> "TenantsFile":
         """Add a tenant. Raises ConfigError if its id is or was in use."""
@@ -61,15 +61,15 @@ class TenantsFile(Stored):
         """Change fields of a tenant. Raises ConfigError for an unknown or deleted tenant, ValidationError."""
         before = self.existing(tenant)
         after = StoredTenant(**{**before.model_dump(), **changes})
-        return TenantsFile(tenants=tuple(after if one.id == tenant else one for one in self.tenants))
+        return TenantsFile(tenants=tuple(after if stored.id == tenant else stored for stored in self.tenants))
 
     def existing(self, tenant: str) -> StoredTenant:
         """Return the tenant of this id. Raises ConfigError for an unknown or deleted tenant."""
-        found = self.find(tenant)
-        if found is None or found.state is TenantState.DELETED:
-            what = "unknown" if found is None else "deleted"
+        stored = self.find(tenant)
+        if stored is None or stored.state is TenantState.DELETED:
+            what = "unknown" if stored is None else "deleted"
             raise ConfigError(f"tenant {tenant}: {what}; `tailrace tenants list` shows the tenants")
-        return found
+        return stored
 
 
 class FollowedTenants(FollowedFile[Mapping[str, Tenant]]):
@@ -94,4 +94,4 @@ def write_tenants(path: Path, tenants: TenantsFile) -> None:
 
 
 def _by_id(path: Path) -> Mapping[str, Tenant]:
-    return {one.id: one.tenant for one in read_tenants(path).tenants}
+    return {stored.id: stored.tenant for stored in read_tenants(path).tenants}

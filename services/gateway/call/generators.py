@@ -30,8 +30,8 @@ def _suit(schema: Any, named: Schemas, title: str) -> None:
     """Change a schema and all nested schemas; `title` is that of the nearest enclosing schema with a title."""
     if isinstance(schema, dict) and isinstance(schema.get("title"), str):
         title = schema["title"]
-    for one in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _suit(one, named, title)
+    for nested in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _suit(nested, named, title)
     if isinstance(schema, dict):
         _join_null(schema)
         _name_forms(schema, named, title)
@@ -53,7 +53,7 @@ def _join_null(schema: Schemas) -> None:
 def _name_forms(schema: Schemas, named: Schemas, title: str) -> None:
     """Name each list type among a field's alternatives: Java has no class literal for a list of strings or a map."""
     forms = schema.get("anyOf")
-    for place, form in enumerate(forms if isinstance(forms, list) else ()):
+    for index, form in enumerate(forms if isinstance(forms, list) else ()):
         if form.get("type") == "object" and form.get("additionalProperties") is True:
             del form["additionalProperties"]  # the default
         if form.get("type") == "array":
@@ -62,7 +62,7 @@ def _name_forms(schema: Schemas, named: Schemas, title: str) -> None:
                 raise ValueError(
                     f"{name}: two schemas that differ have this name; give one of their fields another title"
                 )
-            schema["anyOf"][place] = {"$ref": _PLACE + name}
+            schema["anyOf"][index] = {"$ref": _PLACE + name}
 
 
 def _type_name(schema: Schemas) -> str:
@@ -90,11 +90,11 @@ def _drop_default(schema: Schemas) -> None:
 
 def _reachable(names: Iterable[str], schemas: Schemas) -> set[str]:
     """Return these schemas and all schemas that they refer to."""
-    found: set[str] = set()
+    reached: set[str] = set()
     ahead = list(names)
     while ahead:
         name = ahead.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             ahead += re.findall(rf"{_PLACE}(\w+)", json.dumps(schemas[name]))
-    return found
+    return reached

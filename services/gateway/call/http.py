@@ -55,11 +55,11 @@ class SentRoute(Route):
 
     def matches(self, connection: Connection) -> tuple[Match, Connection]:
         """Return whether the path and the method match a request, with its decoded parameters."""
-        found = self._pattern.fullmatch(sent_path(connection)) if connection["type"] == "http" else None
-        if found is None:
+        matched = self._pattern.fullmatch(sent_path(connection)) if connection["type"] == "http" else None
+        if matched is None:
             return Match.NONE, {}
         match = Match.FULL if connection["method"] in (self.methods or ()) else Match.PARTIAL
-        return match, {"endpoint": self.endpoint, "path_params": parameters_of(found)}
+        return match, {"endpoint": self.endpoint, "path_params": parameters_of(matched)}
 
 
 class HttpApp(Starlette):

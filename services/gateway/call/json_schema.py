@@ -24,14 +24,14 @@ def reference(model: Model) -> dict[str, str]:
 def schemas_of(models: Iterable[Model]) -> Schema:
     """Return the components of these models and of all models that they contain."""
     listed = [*models]
-    schemas = _message_schemas(one.item if isinstance(one, ListOf) else one for one in listed)
-    for one in listed:
-        if isinstance(one, ListOf):
-            schemas[one.name] = {
-                "title": one.name,
-                "description": one.description,
+    schemas = _message_schemas(model.item if isinstance(model, ListOf) else model for model in listed)
+    for model in listed:
+        if isinstance(model, ListOf):
+            schemas[model.name] = {
+                "title": model.name,
+                "description": model.description,
                 "type": "array",
-                "items": reference(one.item),
+                "items": reference(model.item),
                 "minItems": 1,
             }
     return schemas
@@ -45,7 +45,7 @@ def query_parameters(kind: type[Message]) -> tuple[Parameter, ...]:
 
 
 def _parameter(name: str, schema: Schema, is_required: bool) -> Parameter:
-    forms = [one for one in schema.get("anyOf", [schema]) if one != {"type": "null"}]
+    forms = [form for form in schema.get("anyOf", [schema]) if form != {"type": "null"}]
     text = {key: value for key, value in forms[0].items() if key not in ("title", "description", "examples")}
     return Parameter(name=name, where="query", schema=text, description=schema["description"], is_required=is_required)
 
@@ -54,28 +54,28 @@ def _message_schemas(messages: Iterable[type[Message]]) -> Schema:
     forms: dict[type[Any], None] = dict.fromkeys(messages)
     components: Schema = {}
     while True:  # a custom type names further messages
-        found: dict[type[Any], None] = {}
+        named: dict[type[Any], None] = {}
 
-        def describe(kind: type[Any], found: dict[type[Any], None] = found) -> Schema:
+        def describe(kind: type[Any], named: dict[type[Any], None] = named) -> Schema:
             if not issubclass(kind, Custom):
                 raise NotImplementedError(kind)
-            found.update(dict.fromkeys(one for one in kind.forms() if one is not dict))
-            forms = [{"type": "object"} if one is dict else reference(one) for one in kind.forms()]
+            named.update(dict.fromkeys(form for form in kind.forms() if form is not dict))
+            forms = [{"type": "object"} if form is dict else reference(form) for form in kind.forms()]
             return forms[0] if len(forms) == 1 else {"anyOf": forms}
 
         _, components = msgspec.json.schema_components(tuple(forms), schema_hook=describe, ref_template=_REF + "{name}")
-        if not found.keys() - forms.keys():
+        if not named.keys() - forms.keys():
             break
-        forms |= found
-    classes = {one.__name__: one for one in _subclasses(Message)}
+        forms |= named
+    classes = {message.__name__: message for message in _subclasses(Message)}
     names = {name: component_of(classes[name]) for name in components if name in classes}
     return {names[name]: _suited(classes[name], schema, names) for name, schema in components.items() if name in names}
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _suited(kind: type[Message], schema: Schema, names: Mapping[str, str]) -> Schema:
@@ -97,7 +97,7 @@ def _suited(kind: type[Message], schema: Schema, names: Mapping[str, str]) -> Sc
 
 def _titled(name: str, schema: Schema) -> Schema:
     """Return a field's schema with a title, unless it is a reference: code generators name its type by it."""
-    forms = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    forms = [form for form in schema.get("anyOf", ()) if form != {"type": "null"}]
     if "$ref" in schema or (len(forms) == 1 and "$ref" in forms[0]):
         return schema
     return {**schema, "title": name.replace("_", " ").title()}
@@ -106,7 +106,7 @@ def _titled(name: str, schema: Schema) -> Schema:
 def _inline(schema: Any, names: Mapping[str, str]) -> Any:
     """Return a schema with component names, without enums: an answer may gain values."""
     if isinstance(schema, list):
-        return [_inline(one, names) for one in schema]
+        return [_inline(part, names) for part in schema]
     if not isinstance(schema, dict):
         return schema
     schema = {
@@ -116,13 +116,13 @@ def _inline(schema: Any, names: Mapping[str, str]) -> Any:
         schema["anyOf"] = forms
     if schema.pop("x-not-null", False):
         schema.pop("default", None)
-        forms = [one for one in schema.pop("anyOf") if one != {"type": "null"}]
+        forms = [form for form in schema.pop("anyOf") if form != {"type": "null"}]
         schema = {**forms[0], **schema} if len(forms) == 1 else {"anyOf": forms, **schema}
     if (name := _name_in(schema)) is not None:
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         is_message = name in names or name in names.values()
         return {"$ref": _REF + names.get(name, name), **rest} if is_message else {"type": "string", **rest}
-    if "enum" in schema and "type" not in schema and all(isinstance(one, str) for one in schema["enum"]):
+    if "enum" in schema and "type" not in schema and all(isinstance(value, str) for value in schema["enum"]):
         schema = {"type": "string", **schema}
     if schema.get("type") == "object" and not schema.keys() & {"properties", "additionalProperties"}:
         schema["additionalProperties"] = True
@@ -132,9 +132,9 @@ def _inline(schema: Any, names: Mapping[str, str]) -> Any:
 
 
 def _name_in(schema: Schema) -> str | None:
-    found = re.fullmatch(f"{_REF}(.*)", str(schema.get("$ref", "")))
-    return found[1] if found and found[1][0].isupper() else None
+    match = re.fullmatch(f"{_REF}(.*)", str(schema.get("$ref", "")))
+    return match[1] if match and match[1][0].isupper() else None
 
 
 def _enum_name(schema: Schema) -> str:
-    return _name_in(schema) or next((_name_in(one) or "" for one in schema.get("anyOf", ()) if "$ref" in one), "")
+    return _name_in(schema) or next((_name_in(form) or "" for form in schema.get("anyOf", ()) if "$ref" in form), "")

@@ -77,7 +77,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
     about: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
     parameters = operation.parameters if operation.scope is None else (*operation.parameters, _REQUEST_ID)
     if parameters:
-        about["parameters"] = [_parameter(one) for one in parameters]
+        about["parameters"] = [_parameter(parameter) for parameter in parameters]
     if operation.bodies:
         about["requestBody"] = _request_body(operation)
     about["responses"] = {str(status): text for status, text in sorted(_responses(operation).items())}

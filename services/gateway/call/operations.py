@@ -383,5 +383,5 @@ RPCS = (
     *(PUT_ITEMS, PATCH_ITEM, GET_ITEM, DELETE_ITEM, ERASE_USER, ERASURE),
 )
 """The operations of the gRPC door."""
-METHODS: Mapping[str, Rpc] = {one.rpc.method: one.rpc for one in RPCS if one.rpc is not None}
+METHODS: Mapping[str, Rpc] = {operation.rpc.method: operation.rpc for operation in RPCS if operation.rpc is not None}
 """The methods of the gRPC door by name."""

@@ -54,13 +54,13 @@ def sent_path(connection: Mapping[str, Any]) -> bytes:
 def pattern_of(template: str) -> re.Pattern[bytes]:
     """Return the pattern of an operation's path such as `/v1/users/{user_id}/data`, for the path as it was sent."""
     segments = re.split(r"\{(\w+)\}", template)
-    parts = (f"(?P<{part}>[^/]+)" if place % 2 else re.escape(part) for place, part in enumerate(segments))
+    parts = (f"(?P<{part}>[^/]+)" if index % 2 else re.escape(part) for index, part in enumerate(segments))
     return re.compile("".join(parts).encode())
 
 
-def parameters_of(found: re.Match[bytes]) -> dict[str, str]:
+def parameters_of(match: re.Match[bytes]) -> dict[str, str]:
     """Return the decoded parameters of a matched path that `check_path` has accepted."""
-    return {name: unquote_to_bytes(sent).decode() for name, sent in found.groupdict().items()}
+    return {name: unquote_to_bytes(sent).decode() for name, sent in match.groupdict().items()}
 
 
 def _is_utf8(path: bytes) -> bool:

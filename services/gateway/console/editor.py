@@ -80,8 +80,8 @@ class _EditorDoor:
         self._plane = plane
 
     async def find(self, http: Request, _: Call) -> Response:
-        found = await find_items(self._plane().names.first.current().items, http.query_params.get("find", ""))
-        return json_response({"items": [asdict(one) for one in found]})
+        items = await find_items(self._plane().names.first.current().items, http.query_params.get("find", ""))
+        return json_response({"items": [asdict(item) for item in items]})
 
     async def show(self, http: Request, _: Call) -> Response:
         sent = await read_message(http, Availability, _MAX_BODY_BYTES)
@@ -134,10 +134,10 @@ class _EditorDoor:
             ReceiptBody.of(await TenantPlane(self._plane(), call.admitted).receipt(http.path_params["erasure_id"]))
         )
 
-    def _previewed(self, one: Previewed) -> dict[str, Any]:
+    def _previewed(self, previewed: Previewed) -> dict[str, Any]:
         items = self._plane().names.first.current().items
-        ruled = [{**plain_of(item), "title": _title(items, item.item_id)} for item in one.ruled]
-        return {**plain_of(one.answer), "ruled": ruled}
+        ruled = [{**plain_of(item), "title": _title(items, item.item_id)} for item in previewed.ruled]
+        return {**plain_of(previewed.answer), "ruled": ruled}
 
 
 def _title(items: Any, item_id: str) -> str:

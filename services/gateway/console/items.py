@@ -34,13 +34,13 @@ async def find_items(items: ItemLayout, text: str) -> list[FoundItem]:
     """Return at most MAX_FOUND items, the item with this id first. Raises InvalidRequest."""
     if not text.strip() or len(text) > MAX_SEARCH_CHARS:
         raise InvalidRequest("find", "empty or too long", f"send 1 to {MAX_SEARCH_CHARS} characters")
-    found: list[FoundItem] = []
+    matches: list[FoundItem] = []
     async for index in _matches(items, text.strip()):
-        if (one := found_item(items, index)) is not None:
-            found.append(one)
-        if len(found) == MAX_FOUND:
+        if (item := found_item(items, index)) is not None:
+            matches.append(item)
+        if len(matches) == MAX_FOUND:
             break
-    return found
+    return matches
 
 
 def found_item(items: ItemLayout, index: int) -> FoundItem | None:

@@ -86,7 +86,7 @@ class _ReleaseDoor:
 
     async def release(self, http: Request, call: Call) -> Response:
         sent = await read_message(http, Release, _MAX_BODY_BYTES)
-        stages = [CanaryStage(one.share, one.hold_s) for one in sent.stages]
+        stages = [CanaryStage(stage.share, stage.hold_s) for stage in sent.stages]
         since_ms, version = self._since_ms(), http.path_params["version"]
         return await self._move(
             http, lambda store: store.release(version, stages, since_ms, by=_by(call), by_hand=sent.by_hand)
@@ -150,8 +150,8 @@ def describe_name(name: str, record: NameRecord, now_ms: float) -> dict[str, Any
         "canary": None if record.canary is None else _canary(record.canary, now_ms),
         "history": [asdict(move) for move in reversed(record.history)],
         "withdrawn": [
-            {"version": one.version, "by": one.by, "at": one.at, "reason": one.reason}
-            for one in reversed([*record.withdrawn.values()])
+            {"version": withdrawal.version, "by": withdrawal.by, "at": withdrawal.at, "reason": withdrawal.reason}
+            for withdrawal in reversed([*record.withdrawn.values()])
         ],
     }
 

@@ -51,7 +51,11 @@ class ChartStep:
 
 def series_for(objectives: Objectives) -> SeriesSelection:
     """Return the series that the tiles and the charts read."""
-    selectors = [term.selector for one in objectives.objectives for term in (*one.sli.total_terms, *one.sli.bad_terms)]
+    selectors = [
+        term.selector
+        for objective in objectives.objectives
+        for term in (*objective.sli.total_terms, *objective.sli.bad_terms)
+    ]
     return SeriesSelection(
         metrics=_CHART_METRICS | {selector.metric for selector in selectors},
         labels=_CHART_LABELS | {label for selector in selectors for label in selector.match},

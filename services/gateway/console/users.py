@@ -64,16 +64,16 @@ async def choose_users(directory: UserDirectory, bundle_version: str, limit: int
     """Return some known users. Raises DependencyUnavailable."""
     user_ids = await directory.sample_user_ids(_SAMPLED_PER_USER * limit, _TIMEOUT_S)
     # a Redis scan may return a key again while the table grows
-    found = [
+    users = [
         _listed(user_id, await directory.read(user_id, bundle_version, _TIMEOUT_S))
         for user_id in dict.fromkeys(user_ids)
     ]
-    return spread(found, limit)
+    return spread(users, limit)
 
 
-def spread(found: Sequence[ListedUser], limit: int) -> list[ListedUser]:
+def spread(users: Sequence[ListedUser], limit: int) -> list[ListedUser]:
     """Return at most `limit` users, from the longest history to the shortest, if possible a third with stored lists."""
-    ordered = sorted(found, key=lambda user: (-user.num_events, user.user_id))
+    ordered = sorted(users, key=lambda user: (-user.num_events, user.user_id))
     with_list = _evenly([user for user in ordered if user.has_stored_list], limit // 3)
     others = _evenly([user for user in ordered if user not in with_list], limit - len(with_list))
     return sorted((*with_list, *others), key=ordered.index)
@@ -97,7 +97,7 @@ def _evenly(ordered: Sequence[ListedUser], limit: int) -> list[ListedUser]:
     if len(ordered) <= limit:
         return list(ordered)
     step = (len(ordered) - 1) / max(1, limit - 1)
-    return [ordered[round(place * step)] for place in range(limit)]
+    return [ordered[round(index * step)] for index in range(limit)]
 
 
 def _listed(user_id: str, features: UserFeatures) -> ListedUser:

@@ -134,8 +134,8 @@ class ItemOperations:
         Raises InvalidRequest, DependencyUnavailable or Overloaded.
         """
         _check_num_items(len(item_ids))
-        for place, item_id in enumerate(item_ids):
-            check_id("item_id" if len(item_ids) == 1 else f"item_ids[{place}]", item_id)
+        for index, item_id in enumerate(item_ids):
+            check_id("item_id" if len(item_ids) == 1 else f"item_ids[{index}]", item_id)
         await self._record([(item_id.encode(), None) for item_id in item_ids])
 
     async def _find(self, item_id: str, read: Callable[[ItemLayout], ItemState | None]) -> ItemState:

@@ -96,7 +96,7 @@ class RpcDoor:
         }
         refused = {
             **dict.fromkeys(
-                (one.name for one in (RECOMMEND, RECOMMEND_BATCH, SIMILAR_ITEMS, POPULAR, SEARCH)),
+                (operation.name for operation in (RECOMMEND, RECOMMEND_BATCH, SIMILAR_ITEMS, POPULAR, SEARCH)),
                 self._recommend_refused,
             ),
             RECORD_EVENTS.name: self._events_refused,

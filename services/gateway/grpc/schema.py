@@ -69,7 +69,7 @@ def parse_batch(body: bytes, max_bytes: int, call_id: str, deadline_ms: int | No
     check_batch_size(len(message.requests), None)
     own = {"deadline_ms": message.deadline_ms} if message.HasField("deadline_ms") else {}
     deadline_ms = batch_deadline_ms(own, deadline_ms)
-    entries = [_entry(one, entry_id(call_id, place), deadline_ms) for place, one in enumerate(message.requests)]
+    entries = [_entry(request, entry_id(call_id, index), deadline_ms) for index, request in enumerate(message.requests)]
     del message.requests[:]
     refuse_unknown(message)
     return entries
@@ -101,7 +101,7 @@ def parse_events(body: bytes, max_bytes: int, max_events: int) -> tuple[EventBod
 
 
 def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:
-    return pb.RecommendBatchResponse(answers=[_outcome(one) for one in answers])
+    return pb.RecommendBatchResponse(answers=[_outcome(answer) for answer in answers])
 
 
 def _outcome(answer: BatchAnswer) -> pb.BatchAnswer:

@@ -88,7 +88,7 @@ def _effective(kind: type[GenerationBody], sent: dict[str, Any]) -> dict[str, An
     dropped = WITHOUT_EFFECT | NOT_SUPPORTED.keys()
     fields: dict[str, Any] = _without_nulls({name: value for name, value in sent.items() if name not in dropped})
     if "messages" in kind.__struct_fields__ and isinstance(fields.get("messages"), list):
-        fields["messages"] = [_message(place, message) for place, message in enumerate(fields["messages"])]
+        fields["messages"] = [_message(index, message) for index, message in enumerate(fields["messages"])]
     return fields
 
 
@@ -100,12 +100,12 @@ def _without_nulls(value: Any) -> Any:
     return {name: field if name in _KEPT_NULLS else _without_nulls(field) for name, field in present.items()}
 
 
-def _message(place: int, message: Any) -> Any:
+def _message(index: int, message: Any) -> Any:
     """Drop a message's nulls. Raises InvalidRequest for tool fields."""
     if not isinstance(message, dict):
         return message
     for name in ("tool_calls", "function_call", "tool_call_id", "audio"):
         if message.get(name):
-            raise InvalidRequest(f"messages[{place}].{name}", "not supported here", "send messages of text only")
+            raise InvalidRequest(f"messages[{index}].{name}", "not supported here", "send messages of text only")
     dropped = {"tool_calls", "refusal"}
     return {name: value for name, value in message.items() if value is not None and name not in dropped}

@@ -85,7 +85,9 @@ def parse_chat(content: bytes, context: CallContext) -> CompletionCall:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs", "send logprobs true too")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    messages = tuple(ChatMessage(role=_ROLES.get(one.role, one.role), content=one.text) for one in body.messages)
+    messages = tuple(
+        ChatMessage(role=_ROLES.get(message.role, message.role), content=message.text) for message in body.messages
+    )
     request = _text_request(body, sent, context, num_logprobs, messages=messages, variables=body.chat_template_kwargs)
     return _completion_call(body, (request,))
 

@@ -68,7 +68,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
     if len(levels) > MAX_SCHEMA_DEPTH:
         raise InvalidField("schema", f"{len(levels)} levels deep", f"nest at most {MAX_SCHEMA_DEPTH}")
     multiple = 1
-    for number in (_without_point(one["multipleOf"]) for one in objects if "multipleOf" in one):
+    for number in (_without_point(subschema["multipleOf"]) for subschema in objects if "multipleOf" in subschema):
         multiple = math.lcm(multiple, number)
         if multiple > MAX_MULTIPLE:
             fix = f"send numbers whose least common multiple, without decimal points, is at most {MAX_MULTIPLE}"

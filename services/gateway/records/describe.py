@@ -87,20 +87,20 @@ def _wish_sentence(explanation: ExplanationRecord) -> str:
     named = {"with": understood.must, "without": understood.must_not, "like": understood.liked}
     parts = [f"{word} {', '.join(terms)}" for word, terms in named.items() if terms] or ["nothing known"]
     relaxed = f", not applying {' and '.join(understood.relaxed)}, which left no item" if understood.relaxed else ""
-    num_moved = sum(one.before != one.after for one in explanation.wished)
+    num_moved = sum(item.before != item.after for item in explanation.wished)
     return f"The wish was read as {'; '.join(parts)}{relaxed}; it changed {num_moved} places."
 
 
 def _rules_sentence(explanation: ExplanationRecord) -> str:
     """Return the sentence on the rules: their names, and the first moved items with positions before and after."""
-    moved = [one for one in explanation.ruled if one.before != one.after]
+    moved = [item for item in explanation.ruled if item.before != item.after]
     if not explanation.ruled:
         return ""
     if not moved:
         return "The rules left the ranking as it was."
-    names = dict.fromkeys(name for one in explanation.ruled for name in one.rules)
-    brought = [one for one in moved if one.after is not None][:_NUM_MOVES]
-    parts = [f"{one.item_id} from {one.before or 'outside'} to {one.after}" for one in brought]
+    names = dict.fromkeys(name for item in explanation.ruled for name in item.rules)
+    brought = [item for item in moved if item.after is not None][:_NUM_MOVES]
+    parts = [f"{item.item_id} from {item.before or 'outside'} to {item.after}" for item in brought]
     return f"The rules {', '.join(names)} changed {len(moved)} places, for example {', '.join(parts)}."
 
 

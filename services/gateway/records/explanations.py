@@ -52,7 +52,8 @@ _MAX_RULED = 100
 """Maximum items before and after the rules per explanation."""
 _NOT_EXPLAINED = frozenset({"unauthenticated", "not_allowed"})
 """Refusals of unauthorized callers, who must not be able to overwrite other callers' explanations."""
-_FACT_NAMES = tuple(one.name for one in fields(Facts) if one.name != "asked")  # the reason states the requested subject
+# the reason states the requested subject
+_FACT_NAMES = tuple(field.name for field in fields(Facts) if field.name != "asked")
 _facts_of = attrgetter(*_FACT_NAMES)
 
 
@@ -215,13 +216,13 @@ def _wish(
     context, understood = routing.context, answer.understood
     if understood is None:
         return None
-    rankings = [one.ranking for one in routing.results.values() if one.ranking is not None]
-    rankings.sort(key=lambda one: list(Tier).index(one.tier))
+    rankings = [result.ranking for result in routing.results.values() if result.ranking is not None]
+    rankings.sort(key=lambda ranking: list(Tier).index(ranking.tier))
     items, available = context.live.items, context.live.items.columns.available
     before = [index for index, _, _ in choose(rankings, context.masks.showable, context.request.num_items, available)]
     after = items.indices(item.item_id for item in answer.items)
     fields = [getattr(understood, name) for name in Understood.__struct_fields__]
-    return fields, [(items.item_id(index), place, now) for index, place, now in moves(before, after)]
+    return fields, [(items.item_id(index), position, now) for index, position, now in moves(before, after)]
 
 
 def _own_fields(record: AnswerRecord, key: str) -> tuple[object, ...]:

@@ -11,21 +11,21 @@ from collections.abc import Sequence
 PERSISTENCE = 0.9
 
 
-def rank_biased_overlap(one: Sequence[str], other: Sequence[str], p: float = PERSISTENCE) -> float | None:
+def rank_biased_overlap(ranking: Sequence[str], other: Sequence[str], p: float = PERSISTENCE) -> float | None:
     """Return the overlap, 0 (no common item) to 1 (equal), of two lists without duplicates; None if either is empty."""
-    short, long = sorted((one, other), key=len)
+    short, long = sorted((ranking, other), key=len)
     if not short:
         return None
     in_short: set[str] = set()
     in_long: set[str] = set()
     num_common, weighted, share, common_at_end = 0, 0.0, 0.0, 0
-    for place, item in enumerate(long):
-        depth = place + 1
+    for index, item in enumerate(long):
+        depth = index + 1
         in_long.add(item)
         num_common += item in in_short
         if depth <= len(short):
-            in_short.add(short[place])
-            num_common += short[place] in in_long
+            in_short.add(short[index])
+            num_common += short[index] in in_long
             common_at_end = num_common
         beyond = (
             common_at_end * max(0, depth - len(short)) / len(short)

@@ -18,7 +18,7 @@ from services.router.policy import Facts
 
 log = structlog.get_logger()
 
-_FACT_ATTRIBUTES = tuple((one.name, f"tailrace.fact.{one.name}") for one in fields(Facts))
+_FACT_ATTRIBUTES = tuple((field.name, f"tailrace.fact.{field.name}") for field in fields(Facts))
 
 
 def log_answer(record: AnswerRecord) -> None:
@@ -58,8 +58,8 @@ def log_refusal(record: RefusalRecord) -> None:
 
 def set_span_attributes(record: AnswerRecord) -> None:
     """Add the answer's attributes to the open span, if any."""
-    if (place := here()) is not None:
-        place.span.set_attributes(_attributes(record))
+    if (current := here()) is not None:
+        current.span.set_attributes(_attributes(record))
 
 
 def _attributes(record: AnswerRecord) -> Attributes:

@@ -148,8 +148,8 @@ class Live:
         if num_known == num_named or items.max(initial=0) < num_known:
             return self.student.vectors(items)
         is_known = items < num_known
-        found = self.student.vectors(np.where(is_known, items, 0))
-        return found if found is None else found * is_known[:, None]
+        vectors = self.student.vectors(np.where(is_known, items, 0))
+        return vectors if vectors is None else vectors * is_known[:, None]
 
     def added(self, model: str, history: Sequence[int]) -> Added | None:
         """Return the scores that the sources add to this model's for a history; None for a model without sources."""
@@ -280,13 +280,13 @@ class LiveBundle:
         """
         serving = self._store.record().serving
         self._fetched = {version: self._at_hand(version) or _fetched(self._store.open(version)) for version in serving}
-        self._bytes_by_version |= {version: one.size for version, one in self._fetched.items()}
-        return ModelBytes.sum(one.size for one in self._fetched.values())
+        self._bytes_by_version |= {version: fetched.size for version, fetched in self._fetched.items()}
+        return ModelBytes.sum(fetched.size for fetched in self._fetched.values())
 
     def _at_hand(self, version: str) -> "_Fetched | None":
         """Return a version that was fetched last time, if all its files are still on this machine."""
-        found = self._fetched.get(version)
-        return found if found is not None and all(map(os.path.exists, found.paths)) else None
+        fetched = self._fetched.get(version)
+        return fetched if fetched is not None and all(map(os.path.exists, fetched.paths)) else None
 
     def unload(self) -> None:
         """Unload all versions, and wait until no request uses them."""

@@ -48,8 +48,8 @@ def clauses_of(request: RecommendRequest) -> Iterator[tuple[str, Clause]]:
     """
     if request.filters.expression is not None:
         yield "filters", request.filters.expression
-    for place, boost in enumerate(request.rules.boosts or ()):
-        yield f"rules.boosts[{place}].where", boost.where
+    for index, boost in enumerate(request.rules.boosts or ()):
+        yield f"rules.boosts[{index}].where", boost.where
 
 
 def check_items(
@@ -62,7 +62,7 @@ def check_items(
     check_named(request, items)
     filters, rules = request.filters, request.rules
     budget = budget or Budget()
-    blocks = ((f"rules.blocks[{place}]", clause) for place, clause in enumerate(rules.blocks or ()))
+    blocks = ((f"rules.blocks[{index}]", clause) for index, clause in enumerate(rules.blocks or ()))
     for path, clause in (*clauses_of(request), *blocks):
         budget.spend(clause, path, expressions)
     items.check_filters(filters.categories, filters.allowed_item_ids)
@@ -71,20 +71,20 @@ def check_items(
     if rules is NO_RULES:
         return
     check_rules(rules, "rules", expressions)
-    for place, pin in enumerate(rules.pins or ()):
+    for index, pin in enumerate(rules.pins or ()):
         if items.index(pin.item_id) is None:
             fix = "name an item of the catalogue"
-            raise InvalidRequest(f"rules.pins[{place}].item_id", f"unknown item {pin.item_id!r}", fix)
+            raise InvalidRequest(f"rules.pins[{index}].item_id", f"unknown item {pin.item_id!r}", fix)
 
 
 def check_rules(rules: Rules, path: str, expressions: Expressions) -> None:
     """Reject rules that name unknown attributes. Raises InvalidRequest naming the entry."""
-    for place, boost in enumerate(rules.boosts or ()):
-        expressions.check(boost.where, f"{path}.boosts[{place}].where")
-    for place, clause in enumerate(rules.blocks or ()):
-        expressions.check(clause, f"{path}.blocks[{place}]")
-    for place, cap in enumerate(rules.caps or ()):
-        expressions.check_attribute(cap.attribute, f"{path}.caps[{place}].attribute")
+    for index, boost in enumerate(rules.boosts or ()):
+        expressions.check(boost.where, f"{path}.boosts[{index}].where")
+    for index, clause in enumerate(rules.blocks or ()):
+        expressions.check(clause, f"{path}.blocks[{index}]")
+    for index, cap in enumerate(rules.caps or ()):
+        expressions.check_attribute(cap.attribute, f"{path}.caps[{index}].attribute")
 
 
 def masks_for(
@@ -131,5 +131,5 @@ def _without(mask: np.ndarray, indices: list[int]) -> np.ndarray:
 
 def check_named(request: RecommendRequest, items: ItemLayout) -> None:
     """Reject subject items that are unknown to the bundle and the live catalogue. Raises NotFound naming the first."""
-    if unknown := next((one for one in request.subject_item_ids if not items.has(one)), None):
+    if unknown := next((item_id for item_id in request.subject_item_ids if not items.has(item_id)), None):
         raise NotFound(f"the live catalogue has no item {unknown!r}", "name items of the catalogue")

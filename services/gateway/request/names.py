@@ -103,14 +103,14 @@ class Names:
         await self._wait(bundle.name, _LOAD_SHARE * timeout_s)
         if not bundle.is_loaded:
             partial = partial or self._partial_of(bundle)
-            if (found := await _within(_MANIFEST_SHARE * timeout_s, partial)) is not None:
-                return found
+            if (live := await _within(_MANIFEST_SHARE * timeout_s, partial)) is not None:
+                return live
         if bundle.is_loaded:
             return bundle.of_unit(unit_id, now_ms)
         if (other := self._stand_in(bundle)) is not None:
-            found = await _within(timeout_s, self._partial_at_hand(other))  # late only without a processor
-            if found is not None:
-                return found
+            live = await _within(timeout_s, self._partial_at_hand(other))  # late only without a processor
+            if live is not None:
+                return live
         return bundle.of_unit(unit_id, now_ms)  # raises DependencyUnavailable, or was loaded meanwhile
 
     def current(self, name: str | None) -> Live:
@@ -122,10 +122,10 @@ class Names:
 
         Raises InvalidRequest listing the tenant's served names.
         """
-        found = self.first if name is None else self._bundles.get(name)
-        if found is None:
+        bundle = self.first if name is None else self._bundles.get(name)
+        if bundle is None:
             raise self._unknown(local_name(name or ""), tenant_of_name(name or ""))
-        return found
+        return bundle
 
     def full_name(self, name: str | None, tenant: str) -> str | None:
         """Return one of a tenant's names as `of` takes it. Raises InvalidRequest for another tenant's name."""
@@ -160,8 +160,8 @@ class Names:
         """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + timeout_s
-        own = [one for one in self._bundles.values() if tenant_of_name(one.name) == tenant]
-        for bundle in [one for one in own if not one.is_loaded]:
+        own = [bundle for bundle in self._bundles.values() if tenant_of_name(bundle.name) == tenant]
+        for bundle in [bundle for bundle in own if not bundle.is_loaded]:
             try:
                 await loop.run_in_executor(self._reading, bundle.learn)
             except (BundleError, OSError) as error:
@@ -179,7 +179,7 @@ class Names:
             bundle.before_swap(prepare)
 
     def _unknown(self, name: str, tenant: str) -> InvalidRequest:
-        own = [local_name(one) for one in self._bundles if tenant_of_name(one) == tenant]
+        own = [local_name(full_name) for full_name in self._bundles if tenant_of_name(full_name) == tenant]
         return InvalidRequest(
             "name", f"unknown name {name!r:.100}", f"this stack serves {', '.join(own[:20]) or 'none yet'}"
         )
@@ -225,28 +225,28 @@ class Names:
 
         None while too many other bundles are being read.
         """
-        found = self._partial.get(bundle.name)
-        if found is None or (found.done() and _failed(found)):
+        future = self._partial.get(bundle.name)
+        if future is None or (future.done() and _failed(future)):
             if len(self._partial) >= _MAX_PARTIAL:
-                if (name := next((name for name, one in self._partial.items() if one.done()), None)) is None:
+                if (name := next((name for name, partial in self._partial.items() if partial.done()), None)) is None:
                     return None
                 del self._partial[name]
-            found = asyncio.get_running_loop().run_in_executor(self._reading, bundle.partial)
-            found.add_done_callback(_failed)  # or asyncio logs it
-            self._partial[bundle.name] = found
-        return found
+            future = asyncio.get_running_loop().run_in_executor(self._reading, bundle.partial)
+            future.add_done_callback(_failed)  # or asyncio logs it
+            self._partial[bundle.name] = future
+        return future
 
     def _partial_at_hand(self, bundle: LiveBundle) -> "asyncio.Future[Live]":
         """Return the popular items of a known bundle, whose files are on this machine: they wait for no other reads."""
-        found = self._stand_ins.get(bundle.name)
+        future = self._stand_ins.get(bundle.name)
         is_old = (
-            found is not None and found.done() and (_failed(found) or found.result().version != bundle.last_version)
+            future is not None and future.done() and (_failed(future) or future.result().version != bundle.last_version)
         )
-        if found is None or is_old:
-            found = asyncio.get_running_loop().run_in_executor(self._at_hand, bundle.partial)
-            found.add_done_callback(_failed)  # or asyncio logs it
-            self._stand_ins[bundle.name] = found
-        return found
+        if future is None or is_old:
+            future = asyncio.get_running_loop().run_in_executor(self._at_hand, bundle.partial)
+            future.add_done_callback(_failed)  # or asyncio logs it
+            self._stand_ins[bundle.name] = future
+        return future
 
     def _stand_in(self, bundle: LiveBundle) -> LiveBundle | None:
         """Return a bundle of the same tenant to show while this bundle cannot be read."""

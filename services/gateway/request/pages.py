@@ -143,10 +143,10 @@ class Pages:
 
     def _marks_of(self, live: Live) -> "ItemMarks":
         """Return the marks of a bundle's items, normally computed in the loading thread."""
-        found = self._marks.get(live)
-        if found is None:
-            found = self._marks[live] = ItemMarks(live, self._known.of(live.catalogue.texts))
-        return found
+        marks = self._marks.get(live)
+        if marks is None:
+            marks = self._marks[live] = ItemMarks(live, self._known.of(live.catalogue.texts))
+        return marks
 
 
 def _owner_of(request: RecommendRequest) -> bytes:
@@ -173,13 +173,13 @@ class ItemMarks:
 
     def items(self, marks: Sequence[int], live: Live) -> tuple[str, ...]:
         """Return the items that have one of these sorted marks. Call in the event loop."""
-        found, items, is_wanted = self._sorted, live.items, set(marks)
-        del self._newest[: found.num_items - self._num_newest_from]
-        self._num_newest_from = first = found.num_items
+        in_order, items, is_wanted = self._sorted, live.items, set(marks)
+        del self._newest[: in_order.num_items - self._num_newest_from]
+        self._num_newest_from = first = in_order.num_items
         first_unmarked = first + len(self._newest)
         self._newest += [mark_of(items.item_id(index)) for index in range(first_unmarked, items.num_named)]
-        newest = [first + place for place, mark in enumerate(self._newest) if mark in is_wanted]
-        return tuple(items.item_id(int(index)) for index in (*found.indices(marks), *newest))
+        newest = [first + offset for offset, mark in enumerate(self._newest) if mark in is_wanted]
+        return tuple(items.item_id(int(index)) for index in (*in_order.indices(marks), *newest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class _Sorted:
         """Return the indices of the items that have one of these marks."""
         wanted = np.array(marks, dtype=np.uint32)
         first, last = (np.searchsorted(self.marks, wanted, side=side) for side in ("left", "right"))
-        return [self.order[place] for one, end in zip(first, last, strict=True) for place in range(one, end)]
+        return [self.order[position] for start, end in zip(first, last, strict=True) for position in range(start, end)]
 
 
 _NONE_SORTED = _Sorted(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.int32))
@@ -237,13 +237,13 @@ def decode_marks(data: bytes, num_marks: int) -> list[int]:
     bits = bin(int.from_bytes(data))[3:]  # without 0b and the leading 1
     num_low = _low_bits(num_marks)
     marks: list[int] = []
-    place, before = 0, -1
+    start, before = 0, -1
     try:
         for _ in range(num_marks):
-            end = bits.index("0", place)
+            end = bits.index("0", start)
             low = bits[end + 1 : end + 1 + num_low]
-            before += 1 + ((end - place) << num_low) + (int(low, 2) if num_low else 0)
-            place = end + 1 + num_low
+            before += 1 + ((end - start) << num_low) + (int(low, 2) if num_low else 0)
+            start = end + 1 + num_low
             marks.append(before)
     except ValueError as error:
         raise InvalidRequest("next", "cut short", _FIX) from error

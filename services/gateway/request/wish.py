@@ -39,9 +39,13 @@ class ReadWish:
         """The answer's part; None if the wish was not read."""
         if self.reading is None:
             return None
-        found = self.reading.understood
+        understood = self.reading.understood
         return Understood(
-            must=found.must, must_not=found.must_not, liked=found.liked, reader=found.reader, relaxed=self.relaxed
+            must=understood.must,
+            must_not=understood.must_not,
+            liked=understood.liked,
+            reader=understood.reader,
+            relaxed=self.relaxed,
         )
 
 
@@ -72,7 +76,7 @@ def limits_of(request: RecommendRequest, wish: ReadWish | None) -> Iterator[Limi
 def _with(request: RecommendRequest, exclusions: Sequence[Exclusion]) -> RecommendRequest:
     """Return the request with these exclusions added to its filters, so that every tier applies them."""
     own = request.filters
-    excluding = Expression.of(must_not=[_condition(one) for one in exclusions])
+    excluding = Expression.of(must_not=[_condition(exclusion) for exclusion in exclusions])
     filters = Filters.of(
         all_of(own.expression, excluding or None), categories=own.categories, allowed_item_ids=own.allowed_item_ids
     )

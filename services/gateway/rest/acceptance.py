@@ -60,7 +60,9 @@ class _ManyConnectionsServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
-            self._acceptors = tuple(_Acceptor(self, one) for server in self.servers for one in server.sockets)
+            self._acceptors = tuple(
+                _Acceptor(self, listening) for server in self.servers for listening in server.sockets
+            )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:

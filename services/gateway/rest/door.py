@@ -224,8 +224,8 @@ class _RestDoor:
         return json_response(await TenantPlane(self._plane(), call.admitted).export(http.path_params["user_id"]))
 
     async def explanation(self, http: Request, call: Call) -> Response:
-        found = await TenantPlane(self._plane(), call.admitted).explanation(http.path_params["request_id"])
-        return json_response(ExplanationAnswer.of(found, describe(found)))
+        record = await TenantPlane(self._plane(), call.admitted).explanation(http.path_params["request_id"])
+        return json_response(ExplanationAnswer.of(record, describe(record)))
 
     async def healthz(self, _: Request, __: Call) -> Response:
         return json_response(Status(status="ok"), headers={EDGE_LIMIT: self._plane().edge.announcement})
@@ -246,7 +246,7 @@ class _RestDoor:
 
 def _batch_response(answers: Sequence[BatchAnswer]) -> Response:
     """Write the answers of a batch individually: the JSON encoder does not release the GIL during a call."""
-    answered = (encode(_outcome(one)) for one in answers)
+    answered = (encode(_outcome(answer)) for answer in answers)
     return text_response(b'{"answers":[' + b",".join(answered) + b"]}")
 
 

@@ -92,7 +92,7 @@ def parse_batch(body: bytes, call_id: str, deadline_ms: int | None) -> list[Batc
         raise InvalidRequest("requests", "not a list", 'send {"requests": [...]}')
     deadline_ms = batch_deadline_ms(sent, deadline_ms)
     check_batch_size(len(entries), None)
-    return [_entry(one, entry_id(call_id, index), deadline_ms) for index, one in enumerate(entries)]
+    return [_entry(entry, entry_id(call_id, index), deadline_ms) for index, entry in enumerate(entries)]
 
 
 def _entry(sent: Any, request_id: str, deadline_ms: int | None) -> BatchEntry:

@@ -10,5 +10,7 @@ from services.gateway.rules.slate import Known, Slate
 
 def boost(slate: Slate, rules: Rules, known: Known) -> np.ndarray:
     """Return the candidates' factors (n,)."""
-    each = (np.where(known.expressions.mask(one.where)[slate.indices], one.factor, 1.0) for one in rules.boosts or ())
-    return reduce(np.multiply, each)
+    factors = (
+        np.where(known.expressions.mask(rule.where)[slate.indices], rule.factor, 1.0) for rule in rules.boosts or ()
+    )
+    return reduce(np.multiply, factors)

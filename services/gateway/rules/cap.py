@@ -17,11 +17,11 @@ def cap(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Itera
     for index in slate.pinned.values():
         room.take(index)
     deferred = []
-    for place in order:
-        if room.takes(index_of(place)):
-            yield place
+    for rank in order:
+        if room.takes(index_of(rank)):
+            yield rank
         else:
-            deferred.append(place)
+            deferred.append(rank)
     yield from deferred
 
 
@@ -30,7 +30,7 @@ class Room:
 
     def __init__(self, caps: Sequence[Cap], columns: ItemColumns) -> None:
         self._caps: list[tuple[Callable[[int], tuple[Hashable, ...]], int, dict[Hashable, int]]]
-        self._caps = [(values_by(columns, one.attribute), one.most, {}) for one in caps]
+        self._caps = [(values_by(columns, limit.attribute), limit.most, {}) for limit in caps]
 
     def is_for(self, index: int) -> bool:
         """Whether an item stays within the caps."""
@@ -65,11 +65,11 @@ def values_by(columns: ItemColumns, attribute: str) -> Callable[[int], tuple[Has
         return lambda index: texts.values[texts.codes[index]]
 
     def values_of(index: int) -> tuple[Hashable, ...]:
-        found: tuple[Hashable, ...] = () if texts is None else texts.values[texts.codes[index]]
+        values: tuple[Hashable, ...] = () if texts is None else texts.values[texts.codes[index]]
         if numbers is not None and (number := float(numbers.numbers[index])) == number:
-            found = (*found, number)
+            values = (*values, number)
         if flags is not None and (state := int(flags.flags[index])) >= 0:
-            found = (*found, ("flag", state))
-        return found
+            values = (*values, ("flag", state))
+        return values
 
     return values_of

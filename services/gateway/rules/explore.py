@@ -46,10 +46,10 @@ def explore(
     propensity = [1.0] * slate.num_listed
     if len(ranks) < 2:
         return slate, tuple(propensity)
-    place = min(len(ranks) - 1, int(draw / exploration.share * len(ranks))) if draw < exploration.share else 0
-    shown = ranks[place]
+    drawn = min(len(ranks) - 1, int(draw / exploration.share * len(ranks))) if draw < exploration.share else 0
+    shown = ranks[drawn]
     of_each = exploration.share / len(ranks)
-    propensity[exploration.position - 1] = of_each + (0.0 if place else 1.0 - exploration.share)
+    propensity[exploration.position - 1] = of_each + (0.0 if drawn else 1.0 - exploration.share)
     if shown == ranks[0]:
         return slate, tuple(propensity)
     indices = slate.indices.copy()

@@ -74,14 +74,14 @@ class Slate(NamedTuple):
 
     def places(self, items: Collection[int]) -> dict[int, int]:
         """Return the position (from 1) of each of these items in the full order, beyond `num_wanted` too."""
-        found, pins = {index: position for position, index in self.pinned.items()}, sorted(self.pinned)
+        positions, pins = {index: position for position, index in self.pinned.items()}, sorted(self.pinned)
         for rank, index in enumerate(self.indices.tolist(), 1):
             if index in items:
-                place = rank
+                shifted = rank
                 for position in pins:
-                    place += position <= place
-                found[index] = place
-        return found
+                    shifted += position <= shifted
+                positions[index] = shifted
+        return positions
 
     def listed(self) -> Iterator[tuple[int, float | None]]:
         """Yield the items of the list with their scores; None for a pinned item.

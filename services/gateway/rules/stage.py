@@ -67,14 +67,14 @@ class Ruled(NamedTuple):
 
     def steps(self) -> list[tuple[str, Slate]]:
         """Return the candidates after each rule. Computed on demand, since few lists are inspected."""
-        found = [] if self.pinned is None else [("pins", self.pinned)]
+        steps = [] if self.pinned is None else [("pins", self.pinned)]
         slate, product = self.pinned or self.before, np.ones(1)
         for name, factors in self.weights:
             product = product * factors
-            found.append((name, slate.weighted(product)))
-        weighed = found[-1][1] if self.weights else slate
-        found += [(name, weighed.led_by(places)) for name, places in self.orders]
-        return found if self.explored is None else [*found, ("explore", self.explored)]
+            steps.append((name, slate.weighted(product)))
+        weighed = steps[-1][1] if self.weights else slate
+        steps += [(name, weighed.led_by(places)) for name, places in self.orders]
+        return steps if self.explored is None else [*steps, ("explore", self.explored)]
 
 
 def apply_rules(
@@ -110,9 +110,9 @@ def apply_rules(
         listed = None
     explored, propensity = None, None
     if exploration is not None:
-        found, propensity = explore(slate, exploration, rules, known, draw)
-        explored = None if found is slate else found
-        slate = found
+        drawn, propensity = explore(slate, exploration, rules, known, draw)
+        explored = None if drawn is slate else drawn
+        slate = drawn
     scored = _never_rising(list(slate.listed())) if slate.pinned else _falling(slate, listed)
     return Ruled(
         chosen=_with_tiers(scored, parts, slate.pinned.values(), answering),
@@ -134,12 +134,12 @@ def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[
     if not steps:
         return
     num_wanted, stages = ruled.before.num_wanted, [ruled.before, *(slate for _, slate in steps)]
-    after = {index: place for place, (index, _, _) in enumerate(ruled.chosen, 1)}
+    after = {index: position for position, (index, _, _) in enumerate(ruled.chosen, 1)}
     shown = dict.fromkeys([*after, *ruled.before.indices[:num_wanted].tolist()])
     places = [slate.places(shown) for slate in stages]
     for index in shown:
         seen = [of_stage.get(index) for of_stage in places]
-        movers = [name for (name, _), one, other in zip(steps, seen, seen[1:], strict=False) if one != other]
+        movers = [name for (name, _), before, other in zip(steps, seen, seen[1:], strict=False) if before != other]
         yield index, seen[0], after.get(index), tuple(movers)
 
 
@@ -177,7 +177,7 @@ def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
         return np.empty(0, dtype=np.int64), np.empty(0)
     if len(parts) == 1:
         return parts[0].indices, parts[0].scores
-    return np.concatenate([one.indices for one in parts]), np.concatenate([one.scores for one in parts])
+    return np.concatenate([part.indices for part in parts]), np.concatenate([part.scores for part in parts])
 
 
 def _with_tiers(
@@ -187,13 +187,13 @@ def _with_tiers(
     first = parts[0].tier if parts else answering
     if len(parts) < 2 and not pinned:
         return [(index, score, first) for index, score in scored]
-    found = dict.fromkeys([index for index, _ in scored], first)
+    tiers = dict.fromkeys([index for index, _ in scored], first)
     for part in parts[1:]:
-        found.update(dict.fromkeys(found.keys() & part.indices.tolist(), part.tier))
+        tiers.update(dict.fromkeys(tiers.keys() & part.indices.tolist(), part.tier))
     for index in pinned:
         if not any(index in part.indices for part in parts):
-            found[index] = answering
-    return [(index, score, found[index]) for index, score in scored]
+            tiers[index] = answering
+    return [(index, score, tiers[index]) for index, score in scored]
 
 
 def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[int, float]]:

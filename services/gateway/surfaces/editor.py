@@ -106,7 +106,7 @@ class SurfacesEditor:
         if surface not in drafted:
             raise InvalidRequest("surface", f"unknown surface {surface!r:.100}", nearest(surface, drafted))
         where = {"key": "item_id", "eq": item_id}
-        others = [one for one in self.fields(text, surface)["boosts"] or () if one["where"] != where]
+        others = [boost for boost in self.fields(text, surface)["boosts"] or () if boost["where"] != where]
         return self.with_fields(
             text, surface, {"boosts": [*others, *([] if factor == 1 else [{"where": where, "factor": factor}])]}
         )
@@ -171,8 +171,8 @@ def _set(table: Any, name: str, value: Any) -> None:
         del table[name]
     elif name in FORM_RULES:
         array = tomlkit.array().multiline(multiline=True)
-        for one in value:
-            array.append(_inline(one))
+        for entry in value:
+            array.append(_inline(entry))
         table[name] = array
     else:
         table[name] = value

@@ -62,8 +62,8 @@ class RunningExperiments(FollowedFile[Mapping[str, Experiment]]):
         """Return every surface of this tenant as assigned to this user (or session), with the assignments."""
         surfaces, by_surface = self._by_surface()
         own = [name for name in surfaces if tenant_of_surface(name) == tenant]
-        found = {name: self._assigned(by_surface, name, unit_id) for name in own}
-        return {name: (surfaces[name].varied(assigned, surfaces), assigned) for name, assigned in found.items()}
+        assignments = {name: self._assigned(by_surface, name, unit_id) for name in own}
+        return {name: (surfaces[name].varied(assigned, surfaces), assigned) for name, assigned in assignments.items()}
 
     def _assigned(self, by_surface: Mapping[str, Experiments], name: str, unit_id: str) -> tuple[Assignment, ...]:
         running = by_surface.get(name)
@@ -74,10 +74,16 @@ class RunningExperiments(FollowedFile[Mapping[str, Experiment]]):
         surfaces, experiments = self._surfaces.in_force, self.in_force
         (old_surfaces, old_experiments), by_surface = self._sorted
         if old_surfaces is not surfaces or old_experiments is not experiments:
-            valid = {name: one for name, one in experiments.items() if not any(self._unknown(name, one, surfaces))}
+            valid = {
+                name: experiment
+                for name, experiment in experiments.items()
+                if not any(self._unknown(name, experiment, surfaces))
+            }
             by_surface = {}
             for surface in surfaces:
-                if running := {name: one for name, one in valid.items() if surface in one.surfaces}:
+                if running := {
+                    name: experiment for name, experiment in valid.items() if surface in experiment.surfaces
+                }:
                     by_surface[surface] = Experiments(running)
             self._sorted = (surfaces, experiments), by_surface
         return surfaces, by_surface
@@ -88,9 +94,9 @@ class RunningExperiments(FollowedFile[Mapping[str, Experiment]]):
 
     def _check_names(self, experiments: Mapping[str, Experiment]) -> None:
         """Reject experiments with unknown names, except ended ones. Raises ConfigError."""
-        for name, one in experiments.items():
-            if one.ends_ms is None or self._now_ms < one.ends_ms:
-                for where, value, known in self._unknown(name, one, self._surfaces.in_force):
+        for name, experiment in experiments.items():
+            if experiment.ends_ms is None or self._now_ms < experiment.ends_ms:
+                for where, value, known in self._unknown(name, experiment, self._surfaces.in_force):
                     raise ConfigError(f"{self.path}: {where}: {value!r} is unknown; {nearest(value, known)}")
 
     def _unknown(

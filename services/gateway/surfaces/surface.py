@@ -84,7 +84,7 @@ class Surface:
     def varied(self, assigned: Sequence[Assignment], surfaces: Mapping[str, "Surface"]) -> "Surface":
         """Return the surface with the settings of these variants; `surfaces` resolves the rules that they name."""
         changes: dict[str, Any] = {"variant": variant_field(assigned)} if assigned else {}
-        for settings in (one.settings for one in assigned):
+        for settings in (assignment.settings for assignment in assigned):
             if settings.name is not None:
                 changes["model"] = settings.name
             if settings.rules is not None:

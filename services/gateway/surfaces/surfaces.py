@@ -50,16 +50,16 @@ class Surfaces(FollowedFile[Mapping[str, Surface]]):
         """
         if name is None:
             return default_surface(tenant)
-        found = self.in_force.get(name)
+        surface = self.in_force.get(name)
         model = scoped_name(tenant, local_surface(name))
         is_own = tenant_of_surface(name) == tenant == tenant_of_name(model)
-        if found is None and is_own and model in self._served:
+        if surface is None and is_own and model in self._served:
             return Surface(name=name, model=model)
-        if found is None or tenant_of_surface(name) != tenant:
-            own = [local_surface(one) for one in self.in_force if tenant_of_surface(one) == tenant]
+        if surface is None or tenant_of_surface(name) != tenant:
+            own = [local_surface(full_name) for full_name in self.in_force if tenant_of_surface(full_name) == tenant]
             fix = nearest(local_surface(name), own) if own else "leave it out, no surfaces are set up"
             raise InvalidRequest("surface", f"unknown surface {local_surface(name)!r}", fix)
-        return found
+        return surface
 
     def read_draft(self, text: str) -> Mapping[str, Surface]:
         """Return the surfaces of a text as they would be in force.

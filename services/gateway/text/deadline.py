@@ -81,10 +81,10 @@ def counted(so_far: TextDone, event: TextEvent) -> TextDone:
             return event
 
 
-def added(one: TextDone, other: TextDone) -> TextDone:
+def added(done: TextDone, other: TextDone) -> TextDone:
     """Return the summed count of two texts."""
     return TextDone(
-        num_prompt_tokens=one.num_prompt_tokens + other.num_prompt_tokens,
-        num_cached_tokens=one.num_cached_tokens + other.num_cached_tokens,
-        num_completion_tokens=one.num_completion_tokens + other.num_completion_tokens,
+        num_prompt_tokens=done.num_prompt_tokens + other.num_prompt_tokens,
+        num_cached_tokens=done.num_cached_tokens + other.num_cached_tokens,
+        num_completion_tokens=done.num_completion_tokens + other.num_completion_tokens,
     )

@@ -106,10 +106,10 @@ def prompt_of(seen: Sequence[str], shown: Sequence[str]) -> str:
 
 def whole_sentence(text: str) -> str | None:
     """Return the first sentence once text follows it: until then `3.` may become `3.5`."""
-    found = _SENTENCE.match(text.lstrip())
-    if found is None or found.end() == len(text.lstrip()):
+    match = _SENTENCE.match(text.lstrip())
+    if match is None or match.end() == len(text.lstrip()):
         return None
-    return _tidy(found.group())
+    return _tidy(match.group())
 
 
 def ended(text: str) -> str:

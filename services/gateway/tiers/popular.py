@@ -99,11 +99,11 @@ class PopularTier:
         )
         subject = context.request.subject
         if isinstance(subject, PopularIn) and subject.window is not None:
-            found = (
-                (context.live.items.index(one), count)
-                for one, count in self._recent_of(context.live).windows.get(subject.window, ())
+            counted = (
+                (context.live.items.index(item_id), count)
+                for item_id, count in self._recent_of(context.live).windows.get(subject.window, ())
             )
-            counts = {index: float(count) for index, count in found if index is not None and index < len(showable)}
+            counts = {index: float(count) for index, count in counted if index is not None and index < len(showable)}
             others = {index: 0.0 for index in indices.tolist() if index not in counts}
             return TierResult(ranking=ItemRanking.in_order(Tier.POPULAR, counts | others))
         return TierResult(ranking=ItemRanking(Tier.POPULAR, indices, scores))
@@ -140,10 +140,10 @@ class PopularTier:
 
     def ranking(self, live: Live) -> PopularRanking:
         """Return the last ranking of this bundle, with newer items appended."""
-        found = self._rankings.get(live) or self._rank(live)
-        if len(found.order) < (num_named := live.items.num_named):
-            found = self._rankings[live] = with_newest(found, live.items, num_named)
-        return found
+        ranking = self._rankings.get(live) or self._rank(live)
+        if len(ranking.order) < (num_named := live.items.num_named):
+            ranking = self._rankings[live] = with_newest(ranking, live.items, num_named)
+        return ranking
 
     def _rank(self, live: Live) -> PopularRanking:
         """Rank this bundle's items by the last windows and keep the result. Called from several threads."""

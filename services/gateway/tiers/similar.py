@@ -92,12 +92,12 @@ class SimilarTier:
         """Find the neighbours of items that are new or whose words have changed."""
         for live in self._names.loaded:
             try:
-                found = await asyncio.to_thread(find_new, live.items, self._new.get(live))
+                neighbours = await asyncio.to_thread(find_new, live.items, self._new.get(live))
             except Exception as error:  # noqa: BLE001 - requests are answered without the new neighbours
                 log.warning("new_items_without_neighbours", version=live.version, error=repr(error))
                 continue
-            if found is not None:
-                self._new[live] = found
+            if neighbours is not None:
+                self._new[live] = neighbours
 
 
 def find_new(items: ItemLayout, before: NeighboursOfNewItems | None) -> NeighboursOfNewItems | None:
@@ -134,7 +134,7 @@ class _Search:
         known_near = {index: near for index, near in before.known_near.items() if index not in moved}
         known_near |= {index: self._search(before.words, self._texts[index]) for index in changed}
         new_near, touched = self._new_near()
-        near = {index: one for index, one in before.near.items() if index not in moved}
+        near = {index: row for index, row in before.near.items() if index not in moved}
         for index in touched:
             near[index] = _nearest(known_near[index] + new_near[index])
         self._turn_round(near, known_near)
@@ -154,7 +154,7 @@ class _Search:
         for index, row in before.items():
             if index in moved:
                 continue
-            kept = [one for one in row if one[0] not in moved]
+            kept = [neighbour for neighbour in row if neighbour[0] not in moved]
             if len(kept) < len(row) == _NUM_NEIGHBOURS:  # an item beyond the cut may move up
                 new_near[index] = self._search_new(index)[:_NUM_NEIGHBOURS]
             else:
@@ -165,28 +165,34 @@ class _Search:
 
     def _turn_round(self, near: dict[int, Neighbours], known_near: Mapping[int, Neighbours]) -> None:
         """Update the new neighbours of the bundle's items."""
-        gone = {other for index in self._moved for other, _ in self._before.known_near.get(index, ())}
+        removed = {other for index in self._moved for other, _ in self._before.known_near.get(index, ())}
         come: defaultdict[int, Neighbours] = defaultdict(list)
         for index in self._changed:
             for other, cosine in known_near[index]:
                 come[other].append((index, cosine))
-        for other in gone | come.keys():
-            row = sorted([one for one in near.pop(other, ()) if one[0] not in self._moved] + come[other])
+        for other in removed | come.keys():
+            row = sorted(
+                [neighbour for neighbour in near.pop(other, ()) if neighbour[0] not in self._moved] + come[other]
+            )
             if row:
                 near[other] = row
 
     def _search_new(self, index: int) -> Neighbours:
-        found = self._search(self._among_new, self._texts[index], len(self._places))
-        return [(self._places[place], cosine) for place, cosine in found if self._places[place] != index]
+        neighbours = self._search(self._among_new, self._texts[index], len(self._places))
+        return [(self._places[position], cosine) for position, cosine in neighbours if self._places[position] != index]
 
     def _search(self, words: WordIndex, text: str, num: int = _NUM_NEIGHBOURS) -> Neighbours:
         self._num_searched += 1
-        found, cosines = words.nearest(text, num)
-        return [one for one in zip(found.tolist(), cosines.tolist(), strict=True) if one[1] >= _LEAST_COSINE]
+        positions, cosines = words.nearest(text, num)
+        return [
+            neighbour
+            for neighbour in zip(positions.tolist(), cosines.tolist(), strict=True)
+            if neighbour[1] >= _LEAST_COSINE
+        ]
 
 
 def _nearest(neighbours: Neighbours) -> Neighbours:
-    return sorted(neighbours, key=lambda one: (-one[1], one[0]))[:_NUM_NEIGHBOURS]
+    return sorted(neighbours, key=lambda neighbour: (-neighbour[1], neighbour[0]))[:_NUM_NEIGHBOURS]
 
 
 def _texts_of_new(items: ItemLayout) -> dict[int, str]:

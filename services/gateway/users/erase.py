@@ -79,10 +79,10 @@ class EraseUsers:
         """Return the receipt of a tenant's erasure. Raises NotFound, InvalidRequest or DependencyUnavailable."""
         check_id("erasure_id", erasure_id)
         is_own = tenant_of_name(erasure_id) == tenant
-        found = await self._receipts.get(erasure_id, _RECEIPT_TIMEOUT_S) if is_own else None
-        if found is None:
+        progress = await self._receipts.get(erasure_id, _RECEIPT_TIMEOUT_S) if is_own else None
+        if progress is None:
             raise NotFound("no such erasure", "receipts are kept for 90 days, under the erasure_id of the answer")
-        return self._complete(found)
+        return self._complete(progress)
 
     async def stop(self) -> None:
         await self._receipts.close()

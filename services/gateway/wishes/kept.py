@@ -31,14 +31,14 @@ class KeptReadings:
     def get(self, key: bytes) -> Reading | None:
         """Return the reading under a key, unless it is too old."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is None:
+            kept = self._kept.get(key)
+            if kept is None:
                 return None
-            if found[1] < time.monotonic() - KEEP_S:
+            if kept[1] < time.monotonic() - KEEP_S:
                 self._drop(key)
                 return None
             self._kept.move_to_end(key)
-            return found[0]
+            return kept[0]
 
     def put(self, key: bytes, reading: Reading) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ def mixed(
     `allowed` is (num_items,) bool. Scores are logarithms or, of a tier of shares, probabilities.
     """
     num_items = len(allowed)
-    ranked = [(one.indices, _probabilities(one)) for one in rankings if len(one.indices)]
+    ranked = [(ranking.indices, _probabilities(ranking)) for ranking in rankings if len(ranking.indices)]
     scores_V = mix.scores(ranked, wish.reading, num_items).astype(np.float64)
     if wish.titles is not None:
         scores_V[: len(wish.titles)] += _TITLE_WEIGHT * wish.titles[:num_items]
@@ -36,8 +36,8 @@ def mixed(
 def _best(items: np.ndarray, logs: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
     """Return at most `num` items, best first (ties by index), and their logarithms."""
     highest = float(logs.max(initial=-np.inf))
-    best, found = best_of(items, np.exp(np.maximum(logs - highest, -600.0)), num)
-    return best, found + highest
+    best, scores = best_of(items, np.exp(np.maximum(logs - highest, -600.0)), num)
+    return best, scores + highest
 
 
 def _probabilities(ranking: ItemRanking) -> np.ndarray:

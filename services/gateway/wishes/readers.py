@@ -80,7 +80,7 @@ class WishReaders:
         number = self._breaker.started(now_s)
         try:
             reading = asyncio.get_running_loop().run_in_executor(self._thread, self._read_now, in_use, key, wishes)
-            found = await asyncio.wait_for(reading, timeout_s)
+            result = await asyncio.wait_for(reading, timeout_s)
         except TimeoutError:
             if timeout_s > _PATIENCE * self._usual_s:
                 self._breaker.failed(self._clock(), number)
@@ -95,7 +95,7 @@ class WishReaders:
             self._breaker.failed(self._clock(), number)
             return None, "failed"
         self._breaker.succeeded()
-        return found, "read"
+        return result, "read"
 
     def _read_now(self, in_use: _InUse, key: bytes, wishes: Sequence[str]) -> Reading:
         began_s, (*session, text) = self._clock(), wishes
@@ -107,10 +107,10 @@ class WishReaders:
     def _reader_of(self, live: Live) -> _InUse | None:
         if live.reader is None:
             return None
-        found = self._in_use.get(live)
-        if found is None:
-            found = self._in_use[live] = _InUse(live.reader)
-        return found
+        in_use = self._in_use.get(live)
+        if in_use is None:
+            in_use = self._in_use[live] = _InUse(live.reader)
+        return in_use
 
     async def refresh(self) -> None:
         """Hand the readers the items that are new, or whose words have changed."""
@@ -130,10 +130,10 @@ def with_new_items(in_use: _InUse, items: ItemLayout) -> _InUse:
     column = items.columns.texts["categories"]
     last = min(items.num_named, len(column.codes), items.num_known + MAX_NEW_ITEMS)
     reworded = {index for index in in_use.items if index < items.num_known} | {*items.reworded()}
-    found = {
+    wish_items = {
         index: WishItem(items.item_id(index), items.title(index), column.values[column.codes[index]])
         for index in (*sorted(reworded), *range(items.num_known, last))
     }
-    changed = [item for index, item in found.items() if in_use.items.get(index) != item]
+    changed = [item for index, item in wish_items.items() if in_use.items.get(index) != item]
     reader = in_use.reader.with_items(changed) if changed else in_use.reader
-    return _InUse(reader, revision, found)
+    return _InUse(reader, revision, wish_items)

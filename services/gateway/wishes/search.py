@@ -51,23 +51,23 @@ class TitleSearch:
             return None
 
     def _matches(self, query: str, live: Live) -> np.ndarray:
-        found = self._indexed.get(live) or self._index(live)
-        matches_V = np.zeros(found.num_items, dtype=np.float32)
-        known_V = found.known.matches(query)
+        indexed = self._indexed.get(live) or self._index(live)
+        matches_V = np.zeros(indexed.num_items, dtype=np.float32)
+        known_V = indexed.known.matches(query)
         matches_V[: len(known_V)] = known_V
-        matches_V[list(found.indices)] = found.changed.matches(query)
+        matches_V[list(indexed.indices)] = indexed.changed.matches(query)
         return matches_V
 
     def _index(self, live: Live) -> _Indexed:
-        found = self._indexed[live] = _Indexed(self._known.of(live.catalogue.texts), len(live.catalogue.titles))
-        return found
+        indexed = self._indexed[live] = _Indexed(self._known.of(live.catalogue.texts), len(live.catalogue.titles))
+        return indexed
 
     async def refresh(self) -> None:
         """Index the titles that are new or have changed."""
         for live in self._names.loaded:
-            found, revision = self._indexed.get(live), live.items.text_revision
-            if found is not None and found.revision != revision:
-                self._indexed[live] = await asyncio.to_thread(_with_changes, found.known, live.items, revision)
+            indexed, revision = self._indexed.get(live), live.items.text_revision
+            if indexed is not None and indexed.revision != revision:
+                self._indexed[live] = await asyncio.to_thread(_with_changes, indexed.known, live.items, revision)
 
 
 def _with_changes(known: TitleIndex, items: ItemLayout, revision: tuple[int, int]) -> _Indexed:

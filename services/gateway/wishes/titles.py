@@ -36,7 +36,7 @@ class TitleIndex:
         coded = words.dictionary_encode()
         distinct = coded.dictionary.to_pylist()
         order = sorted(range(len(distinct)), key=distinct.__getitem__)
-        self._words = [distinct[place] for place in order]
+        self._words = [distinct[index] for index in order]
         rank_W = np.empty(len(order), dtype=np.int64)
         rank_W[order] = np.arange(len(order))
         words_P = rank_W[np.asarray(coded.indices)] if order else np.zeros(0, dtype=np.int64)
@@ -56,8 +56,8 @@ class TitleIndex:
             rarity = float(self._rarity_W[places].max(initial=0.0)) or self._highest
             total += rarity
             own_V = np.zeros(len(sums_V))
-            for place, match in zip(places, matches, strict=True):
-                items = self._items_P[self._starts_W[place] : self._starts_W[place + 1]]
+            for rank, match in zip(places, matches, strict=True):
+                items = self._items_P[self._starts_W[rank] : self._starts_W[rank + 1]]
                 own_V[items] = np.maximum(own_V[items], match)
             sums_V += rarity * own_V
         matches_V = sums_V / max(total, 1e-9)

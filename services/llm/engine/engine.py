@@ -424,10 +424,10 @@ class Engine:
             else:  # beams drop scores that are NaN; such scores of a row reach no other row
                 self._end(sequence, SequenceStatus.FAILED)
         for sequence, sampled in result.tokens.items():
-            for place, token in enumerate(self._drafter.verify(sequence, sampled)):
+            for index, token in enumerate(self._drafter.verify(sequence, sampled)):
                 if sequence.has_ended:
                     break
-                if place:
+                if index:
                     with self.memory.lock:
                         self._scheduler.accept_draft(sequence)
                 self._append(sequence, token)

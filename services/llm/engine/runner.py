@@ -67,11 +67,11 @@ class RunningStep:
     def _collect_rankings(self) -> list[tuple[Sequence, np.ndarray, np.ndarray]]:
         items, scores = self._ranked.arrays()
         ends = np.cumsum([len(ranking.item_W) for ranking in self._rankings])[:-1]
-        found = []
+        rankings = []
         for ranking, item, score in zip(self._rankings, np.split(items, ends), np.split(scores, ends), strict=True):
             is_item = score > -np.inf
-            found.append((ranking.sequence, item[is_item], score[is_item]))
-        return found
+            rankings.append((ranking.sequence, item[is_item], score[is_item]))
+        return rankings
 
 
 class Runner:

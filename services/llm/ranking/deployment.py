@@ -206,10 +206,10 @@ class LlmDeployment:
 
     def _report(self, name: str, serving: Serving[RunningBundle | None]) -> None:
         """Report a name's running versions by role; a promoted canary changes its role."""
-        running = {version for version, one in serving.loaded.items() if one is not None}
-        roles = {(one, name, "live" if one == serving.live else "canary") for one in running}
+        running = {version for version, bundle in serving.loaded.items() if bundle is not None}
+        roles = {(version, name, "live" if version == serving.live else "canary") for version in running}
         before = self._reported.get(name, set())
-        for labels, value in (*((one, 0) for one in before - roles), *((one, 1) for one in roles)):
+        for labels, value in (*((role, 0) for role in before - roles), *((role, 1) for role in roles)):
             self._metrics.replicas.labels(*labels).set(value)
         self._reported[name] = roles
 

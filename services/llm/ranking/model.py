@@ -111,7 +111,10 @@ def load_bundle(
     """
     catalogue = bundle.catalogue()
     decoder, config = load_part(bundle.decoder_dir, dtype, device, config, with_adapter=with_adapter)
-    memory = next((one for one in memories if one.fits(decoder, replace(config, num_blocks=one.pool.num_blocks))), None)
+    memory = next(
+        (memory for memory in memories if memory.fits(decoder, replace(config, num_blocks=memory.pool.num_blocks))),
+        None,
+    )
     config = pool_of(decoder, config, pool, memory)
     prompt, search = _prompt_of(bundle), search_of(bundle.manifest)
     items = ItemCodes.of(catalogue, search)
@@ -188,10 +191,10 @@ def _warm_up(loaded: LoadedBundle) -> None:
     longest = _longest_history(loaded)
     for batch in ([longest], [longest], [longest[:3]], [longest, longest[:3], longest[1:]]):
         give_up_s = time.monotonic() + _WARM_UP_BATCH_S
-        for place, history in enumerate(batch):
+        for index, history in enumerate(batch):
             prompt = loaded.prompt.tokens(loaded.catalogue, history)
             with suppress(Overloaded):  # the queue may be shorter
-                loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K, deadline_s=give_up_s)
+                loaded.engine.add_rank(f"warm-up {index}", prompt, k=_WARM_UP_K, deadline_s=give_up_s)
         while loaded.engine.has_work:
             began_s = time.monotonic()
             _check_scores(loaded, loaded.engine.step(began_s))

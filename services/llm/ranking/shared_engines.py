@@ -205,6 +205,6 @@ def _shapes(path: Path) -> dict[str, list[int]]:
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return {name: one["shape"] for name, one in header.items() if name != "__metadata__"}
+        return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError) as error:
         raise BundleCorrupt(f"{path}: not a safetensors file ({error})") from error

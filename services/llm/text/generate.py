@@ -134,10 +134,10 @@ class StopStrings:
         if self.has_stopped:
             return ""
         text, self._held = self._held + text, ""
-        found = [(text.find(string) + len(string), text.find(string)) for string in self._stop if string in text]
-        if found:
+        matches = [(text.find(string) + len(string), text.find(string)) for string in self._stop if string in text]
+        if matches:
             self.has_stopped = True
-            return text[: min(found)[1]]
+            return text[: min(matches)[1]]
         num_held = max((_num_begun(text, string) for string in self._stop), default=0)
         shown = len(text) - num_held
         self._held = text[shown:]

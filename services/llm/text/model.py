@@ -188,21 +188,21 @@ def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate 
 
     Raises CheckpointError if there are none, or a file is broken.
     """
-    found: set[int] = set()
+    eos_ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         given = read_optional(folder / name).get("eos_token_id")
         ids = given if isinstance(given, list) else [] if given is None else [given]
         if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
             raise CheckpointError(f"{folder / name}: eos_token_id {given!r} is not a token id")
-        found |= set(ids)
+        eos_ids |= set(ids)
     eos_token = special_tokens_of(read_tokenizer_config(folder)).get("eos_token")
     if eos_token is not None and (token_id := tokenizer.id_of(eos_token)) is not None:
-        found.add(token_id)
+        eos_ids.add(token_id)
     if template is not None:
-        found |= {token_id for name, token_id in tokenizer.special_ends.items() if name in template.source}
-    if not found:
+        eos_ids |= {token_id for name, token_id in tokenizer.special_ends.items() if name in template.source}
+    if not eos_ids:
         raise CheckpointError(f"{folder}: no eos_token_id in generation_config.json or config.json")
-    return frozenset(found)
+    return frozenset(eos_ids)
 
 
 def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLong:
@@ -215,7 +215,7 @@ def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLo
 def _seeds(seed: int | None, count: int) -> list[int]:
     """Return a seed for each choice. The first is the request's, so that n=1 returns the first of n choices."""
     first = secrets.randbits(63) if seed is None else seed % (_MAX_SEED + 1)
-    return [(first + place) % (_MAX_SEED + 1) for place in range(count)]
+    return [(first + index) % (_MAX_SEED + 1) for index in range(count)]
 
 
 def _warm_up(engine: Engine) -> None:
@@ -226,10 +226,10 @@ def _warm_up(engine: Engine) -> None:
     engine.warm_up()
     lengths = [min(length, engine.max_tokens - _WARM_UP_TOKENS) for length in (1, 3, 200)]
     for batch in (lengths[:1], lengths):
-        for place, length in enumerate(batch):
+        for index, length in enumerate(batch):
             with suppress(Overloaded):  # the queue may be shorter
-                prompt, sampling = [0] * max(length, 1), GREEDY if place else _WITH_LOGPROBS
-                engine.add_text(f"warm-up {place}", prompt, max_new_tokens=_WARM_UP_TOKENS, sampling=sampling)
+                prompt, sampling = [0] * max(length, 1), GREEDY if index else _WITH_LOGPROBS
+                engine.add_text(f"warm-up {index}", prompt, max_new_tokens=_WARM_UP_TOKENS, sampling=sampling)
         while engine.has_work:
             began_s = time.monotonic()
             outcomes = engine.step(0.0)

@@ -61,10 +61,10 @@ class SchemaCompiler:
         except TimeoutError as error:
             raise DeadlineExceeded("text") from error
         self._kept.move_to_end(digest)
-        found = self._kept[digest]
-        if isinstance(found, tuple):
-            raise InvalidRequest(*found)
-        return found
+        kept = self._kept[digest]
+        if isinstance(kept, tuple):
+            raise InvalidRequest(*kept)
+        return kept
 
     async def _step(self, digest: bytes, schema: str) -> None:
         """Wait for a running compilation of the schema; otherwise wait for a slot and start one."""

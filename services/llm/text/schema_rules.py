@@ -76,12 +76,18 @@ def _prepare(schema: Any, path: str, matcher: Matcher) -> Any:
         made["pattern"] = _with_ecma_space(schema["pattern"])
     for name in _BY_NAME:
         if isinstance(schema.get(name), dict):
-            made[name] = {key: _prepare(one, f"{path}/{name}/{key}", matcher) for key, one in schema[name].items()}
+            made[name] = {
+                key: _prepare(subschema, f"{path}/{name}/{key}", matcher) for key, subschema in schema[name].items()
+            }
     if isinstance(schema.get("patternProperties"), dict):
-        made["patternProperties"] = {_with_ecma_space(key): one for key, one in made["patternProperties"].items()}
+        made["patternProperties"] = {
+            _with_ecma_space(key): subschema for key, subschema in made["patternProperties"].items()
+        }
     for name in _LISTS:
         if isinstance(schema.get(name), list):
-            made[name] = [_prepare(one, f"{path}/{name}/{index}", matcher) for index, one in enumerate(schema[name])]
+            made[name] = [
+                _prepare(subschema, f"{path}/{name}/{index}", matcher) for index, subschema in enumerate(schema[name])
+            ]
     for name in _SINGLE:
         if isinstance(schema.get(name), dict):
             made[name] = _prepare(schema[name], f"{path}/{name}", matcher)
@@ -103,8 +109,8 @@ def _refuse_overlaps(schema: Schema, path: str, matcher: Matcher) -> None:
 def _refuse_inexact(value: Any, path: str) -> None:
     """Reject an integer that llguidance, which computes with floats, would round."""
     if isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            _refuse_inexact(one, path)
+        for nested in value.values() if isinstance(value, dict) else value:
+            _refuse_inexact(nested, path)
     elif isinstance(value, int) and abs(value) > 2**53:
         nearest = float(value) if abs(value) < _MOST_FLOAT else 0.0
         written = int(nearest) if abs(value) < 2**63 else int(Decimal(repr(nearest)))
@@ -221,22 +227,22 @@ class _Finite:
             yield self._is_finite.setdefault(reference, False)
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), list) and schema[name]:
-                alternatives = [self._of(one) for one in schema[name]]
+                alternatives = [self._of(subschema) for subschema in schema[name]]
                 yield any(alternatives)
         if isinstance(schema.get("allOf"), list):
-            yield from [self._of(one) for one in schema["allOf"]]
+            yield from [self._of(subschema) for subschema in schema["allOf"]]
         if schema.get("type") == "object":
-            yield from [self._of(one) for one in _required(schema)]
+            yield from [self._of(subschema) for subschema in _required(schema)]
         if schema.get("type") == "array" and schema.get("minItems"):
             yield self._of(schema.get("items"))
 
     def _target(self, reference: str) -> Any:
         """Return the schema that a local reference points to; None for any other reference."""
-        found: Any = self._root
+        target: Any = self._root
         for part in unquote(reference.removeprefix("#")).split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, dict) else None
-        return found if reference.startswith("#") else None
+            target = target.get(key) if isinstance(target, dict) else None
+        return target if reference.startswith("#") else None
 
 
 def _required(schema: Schema) -> list[Any]:

@@ -108,7 +108,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     """Return the byte of each character in byte-level BPE (Radford et al. 2019); printable characters are unchanged."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTE_OF = _byte_level_alphabet()

@@ -57,7 +57,11 @@ class _Progress:
     done: dict[str, set[ErasureStore]] = field(default_factory=dict)
 
     def lack(self, tombstones: Iterable[Tombstone], *stores: ErasureStore) -> list[Tombstone]:
-        return [one for one in tombstones if not self.done.setdefault(one.erasure_id, set()).issuperset(stores)]
+        return [
+            tombstone
+            for tombstone in tombstones
+            if not self.done.setdefault(tombstone.erasure_id, set()).issuperset(stores)
+        ]
 
 
 class Eraser:
@@ -131,7 +135,10 @@ class Eraser:
         Raises DependencyUnavailable.
         """
         erased = self._ledger.erased(partition)
-        if any(position is None or not position.covers(one.position) for one in self._ledger.tombstones(partition)):
+        if any(
+            position is None or not position.covers(tombstone.position)
+            for tombstone in self._ledger.tombstones(partition)
+        ):
             self._store.remove_restored(erased.covers_row)
 
     def close(self) -> None:
@@ -146,17 +153,24 @@ class Eraser:
         """
         for partition in partitions:
             self._restore_receipts(partition)
-        opened = {number: [one for one in self._ledger.tombstones(number) if one.user_id] for number in partitions}
+        opened = {
+            number: [tombstone for tombstone in self._ledger.tombstones(number) if tombstone.user_id]
+            for number in partitions
+        }
         failures: list[Exception] = []
         for step in (self._erase_online, self._erase_logs, self._erase_tables, self._erase_outputs, self._rewrite_file):
             try:
                 step(opened)
             except (DependencyUnavailable, OSError) as error:  # continue with the other stores
                 failures.append(error)
-        for number, ones in opened.items():
-            if done := [one.erasure_id for one in ones if self._progress.done.get(one.erasure_id, set()) >= set(_S)]:
+        for number, tombstones in opened.items():
+            if done := [
+                tombstone.erasure_id
+                for tombstone in tombstones
+                if self._progress.done.get(tombstone.erasure_id, set()) >= set(_S)
+            ]:
                 self._ledger.close(number, done, self._now_ms())
-                self._gone = {one: at for one, at in self._gone.items() if one not in done}
+                self._gone = {erasure_id: at for erasure_id, at in self._gone.items() if erasure_id not in done}
                 _log.info("erasure.done", partition=number, num_erasures=len(done))
         self._scrub(partitions)
         for failure in failures:
@@ -176,19 +190,19 @@ class Eraser:
         self._scrubbed = time.monotonic(), now_s
 
     def _erase_online(self, opened: dict[int, list[Tombstone]]) -> None:
-        every = [one for ones in opened.values() for one in ones]
+        every = [tombstone for tombstones in opened.values() for tombstone in tombstones]
         if new := self._progress.lack(every, _S.FEATURES):
-            users = [str(one.user_id) for one in new]
+            users = [str(tombstone.user_id) for tombstone in new]
             self._store.remove_base_rows(users)
             self._store.remove_lists(users, self._versions())
-            self._gone |= dict.fromkeys((one.erasure_id for one in new), (self._now_ms(), time.monotonic()))
+            self._gone |= dict.fromkeys((tombstone.erasure_id for tombstone in new), (self._now_ms(), time.monotonic()))
             self._done(new, _S.FEATURES)
-        gone = {name for name, (_, at_s) in self._gone.items() if time.monotonic() >= at_s + self._settle_s}
-        settled = [one for one in every if one.erasure_id in gone]
+        settled_ids = {name for name, (_, at_s) in self._gone.items() if time.monotonic() >= at_s + self._settle_s}
+        settled = [tombstone for tombstone in every if tombstone.erasure_id in settled_ids]
         if new := self._progress.lack(settled, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS):
-            until_ms = {str(one.user_id): one.accepted_time_ms for one in new}
+            until_ms = {str(tombstone.user_id): tombstone.accepted_time_ms for tombstone in new}
             now_ms = self._now_ms()
-            answered_ms = {str(one.user_id): self._answered_ms(one) for one in new}
+            answered_ms = {str(tombstone.user_id): self._answered_ms(tombstone) for tombstone in new}
             self._store.remove_leftover_lists(until_ms)
             self._store.remove_shown(until_ms, now_ms)
             self._store.remove_explanations(
@@ -204,12 +218,12 @@ class Eraser:
 
     def _erase_logs(self, opened: dict[int, list[Tombstone]]) -> None:
         for store, log in self._files.logs.items():
-            for number, ones in opened.items():
-                if (new := self._progress.lack(ones, store)) and log.erase(number).is_clean:
+            for number, tombstones in opened.items():
+                if (new := self._progress.lack(tombstones, store)) and log.erase(number).is_clean:
                     self._done(new, store)
 
     def _erase_tables(self, opened: dict[int, list[Tombstone]]) -> None:
-        every, files = [one for ones in opened.values() for one in ones], self._files
+        every, files = [tombstone for tombstones in opened.values() for tombstone in tombstones], self._files
         if new := self._progress.lack(every, _S.BASE_HISTORIES):
             with replacing_tables(files.offline_log_dir):  # next to the ledger, whose folder was readable
                 erased, base = self._ledger.everybody(), files.base_histories
@@ -225,9 +239,11 @@ class Eraser:
                     self._done(new, _S.OFFLINE_FEATURES)
 
     def _erase_outputs(self, opened: dict[int, list[Tombstone]]) -> None:
-        new = self._progress.lack([one for ones in opened.values() for one in ones], _S.STAGE_CACHE)
+        new = self._progress.lack(
+            [tombstone for tombstones in opened.values() for tombstone in tombstones], _S.STAGE_CACHE
+        )
         if new and self._is_there(self._files.stages_dir):
-            ids = [one.user_id for one in new if one.user_id]
+            ids = [tombstone.user_id for tombstone in new if tombstone.user_id]
             users = {*ids, *map(local, ids)}  # a tenant's training has the ids of its callers
             if remove_outputs(self._files.stages_dir, users.__contains__):
                 self._done(new, _S.STAGE_CACHE)
@@ -252,9 +268,11 @@ class Eraser:
                 _log.warning("erasure.file_not_rewritten", reason="the rewrite failed", fix="see the log of Redis")
             self._rewrite = self._rewrite if state is FileRewrite.RUNNING else None
             return
-        gone = self._progress.lack([one for ones in opened.values() for one in ones], _S.STORE_FILES)
-        lacking = {one.erasure_id for one in self._progress.lack(gone, *ONLINE_STORES)}
-        ready = [one for one in gone if one.erasure_id not in lacking]
+        pending = self._progress.lack(
+            [tombstone for tombstones in opened.values() for tombstone in tombstones], _S.STORE_FILES
+        )
+        lacking = {tombstone.erasure_id for tombstone in self._progress.lack(pending, *ONLINE_STORES)}
+        ready = [tombstone for tombstone in pending if tombstone.erasure_id not in lacking]
         if ready and time.monotonic() >= self._rewritten_s + self._rewrite_every_s * bool(self._rewritten_s):
             begun = self._store.begin_rewrite()
             if begun is FileRewrite.NO_FILE:
@@ -271,16 +289,22 @@ class Eraser:
         if partition in self._restored:
             return
         since_ms = self._now_ms() - _RECEIPTS_KEEP_MS
-        done = {one.erasure_id: one for one in self._ledger.tombstones(partition) if (one.done_time_ms or 0) > since_ms}
+        done = {
+            tombstone.erasure_id: tombstone
+            for tombstone in self._ledger.tombstones(partition)
+            if (tombstone.done_time_ms or 0) > since_ms
+        }
         for erasure_id in self._store.lacking(list(done)):
-            one = done[erasure_id]
-            self._store.mark([(erasure_id, one.accepted_time_ms)], _S, one.done_time_ms or 0)
+            tombstone = done[erasure_id]
+            self._store.mark([(erasure_id, tombstone.accepted_time_ms)], _S, tombstone.done_time_ms or 0)
         self._restored.add(partition)
 
     def _done(self, tombstones: Sequence[Tombstone], *stores: ErasureStore) -> None:
-        self._store.mark([(one.erasure_id, one.accepted_time_ms) for one in tombstones], stores, self._now_ms())
-        for one in tombstones:
-            self._progress.done.setdefault(one.erasure_id, set()).update(stores)
+        self._store.mark(
+            [(tombstone.erasure_id, tombstone.accepted_time_ms) for tombstone in tombstones], stores, self._now_ms()
+        )
+        for tombstone in tombstones:
+            self._progress.done.setdefault(tombstone.erasure_id, set()).update(stores)
 
     def _now_ms(self) -> int:
         return int(self._wall_clock() * 1_000)

@@ -103,7 +103,7 @@ def _write(source: Path, scratch: Path, erased: Erased, now_ms: int, metadata: d
         with pq.ParquetWriter(scratch, schema, compression="zstd") as writer:
             for number in range(file.num_row_groups):
                 table = file.read_row_group(number).cast(schema)
-                kept = [not gone for gone in _gone_rows(table, erased, now_ms)]
+                kept = [not is_erased for is_erased in _gone_rows(table, erased, now_ms)]
                 writer.write_table(table.filter(pa.array(kept, pa.bool_())))
 
 
@@ -114,7 +114,7 @@ def _gone(table: pa.Table, erased: Erased, now_ms: int) -> bool:
 def _gone_rows(table: pa.Table, erased: Erased, now_ms: int) -> Iterator[bool]:
     """Yield for each row whether it precedes its user's erasure."""
     users = table["user_id"].to_pylist()
-    until_ms = {user_id: found.accepted_time_ms for user_id in set(users) if (found := erased.of(user_id))}
+    until_ms = {user_id: tombstone.accepted_time_ms for user_id in set(users) if (tombstone := erased.of(user_id))}
     for user_id, time_us in zip(users, table["row_time_us"].to_pylist(), strict=True):
         yield user_id in until_ms and precedes(time_us // 1_000, until_ms[user_id], now_ms)
 
@@ -124,7 +124,9 @@ def _holds(path: Path, is_erased: Callable[[str], bool]) -> bool:
     try:
         if "user_id" not in pq.read_schema(path).names:
             return False
-        users = {one for batch in _columns(path, ["user_id"]) for one in pc.unique(batch["user_id"]).to_pylist()}
+        users = {
+            user_id for batch in _columns(path, ["user_id"]) for user_id in pc.unique(batch["user_id"]).to_pylist()
+        }
     except pa.ArrowException:
         return True
     return any(is_erased(str(user_id)) for user_id in users)

@@ -16,20 +16,20 @@ def remember(
 
     An item counts once per impression. The top items of an impression are remembered longest.
     """
-    for one in impressions:
-        if row is not None and row.position.covers(one.position):
+    for logged in impressions:
+        if row is not None and row.position.covers(logged.position):
             continue
         shown = {} if row is None else dict(zip(row.item_ids, zip(row.counts, row.times_s, strict=True), strict=True))
-        time_s = one.impression.shown_time_ms // 1_000
-        for item_id in reversed(dict.fromkeys(one.impression.item_ids)):
+        time_s = logged.impression.shown_time_ms // 1_000
+        for item_id in reversed(dict.fromkeys(logged.impression.item_ids)):
             num_before, before_s = shown.pop(item_id, (0, 0))
             shown[item_id] = (num_before + 1, max(before_s, time_s))
         kept = list(shown.items())[-max_items:]
         row = UserShown(
-            user_id=str(one.impression.user_id),
+            user_id=str(logged.impression.user_id),
             item_ids=tuple(item_id for item_id, _ in kept),
             counts=tuple(count for _, (count, _) in kept),
             times_s=tuple(last_s for _, (_, last_s) in kept),
-            position=one.position,
+            position=logged.position,
         )
     return row

@@ -140,7 +140,7 @@ class ImpressionWorker:
 
     def _decode(self, consumer: PartitionConsumer, records: Sequence[Record]) -> list[LoggedImpression]:
         """Return the readable impressions that no erasure covers; unreadable records become dead letters."""
-        found: list[LoggedImpression] = []
+        impressions: list[LoggedImpression] = []
         dead: list[DeadLetter] = []
         for record in records:
             if record.undecodable is not None:
@@ -157,11 +157,11 @@ class ImpressionWorker:
                 continue
             erased = self._log.ledger.erased(record.position.partition)
             if not erased.covers_time(logged.impression.user_id, logged.impression.shown_time_ms):
-                found.append(logged)
+                impressions.append(logged)
         if dead:
             consumer.dead_letter(dead)
             self._metrics.dead_lettered.inc(len(dead))
-        return found
+        return impressions
 
     def _apply(self, impressions: Sequence[LoggedImpression]) -> None:
         """Write the users' rows.
@@ -177,16 +177,16 @@ class ImpressionWorker:
 
     def _write(self, impressions: Sequence[LoggedImpression]) -> None:
         by_user: dict[str, list[LoggedImpression]] = defaultdict(list)
-        for one in impressions:
-            if one.impression.user_id is not None:
-                by_user[one.impression.user_id].append(one)
+        for logged in impressions:
+            if logged.impression.user_id is not None:
+                by_user[logged.impression.user_id].append(logged)
         before = self._writer.read(list(by_user))
         changed: dict[int, list[UserShown]] = defaultdict(list)
         for user_id, own in by_user.items():
             row = remember(before.get(user_id), own)
             if row is not None and row is not before.get(user_id):
                 changed[own[0].position.partition].append(row)
-        last = {one.position.partition: one.position for one in impressions}
+        last = {logged.position.partition: logged.position for logged in impressions}
         self._writer.apply({at: changed[partition] for partition, at in last.items()}, before)
 
     def _checkpoint(
@@ -197,8 +197,8 @@ class ImpressionWorker:
         Raises OSError if the log cannot be written: they are read again.
         """
         by_partition: dict[int, list[LoggedImpression]] = defaultdict(list)
-        for one in pending:
-            by_partition[one.position.partition].append(one)
+        for logged in pending:
+            by_partition[logged.position.partition].append(logged)
         for impressions in by_partition.values():
             self._log.append(impressions)
         positions = {partition: record.last_position for partition, record in last.items()}

@@ -40,8 +40,8 @@ class Span:
 
 def span_of(path: Path) -> Span | None:
     """Read a span from a file's name; None for other files."""
-    found = _NAME.fullmatch(path.name)
-    return Span(int(found[1]), int(found[2])) if found else None
+    match = _NAME.fullmatch(path.name)
+    return Span(int(match[1]), int(match[2])) if match else None
 
 
 def topic_folder(path: Path) -> Path:
@@ -52,7 +52,7 @@ def topic_folder(path: Path) -> Path:
 def current(spans: Iterable[Span]) -> list[Span]:
     """Return in order the spans that no other span contains: together they hold everything, each event once."""
     kept: list[Span] = []
-    for span in sorted(set(spans), key=lambda one: (one.first, -one.last)):
+    for span in sorted(set(spans), key=lambda span: (span.first, -span.last)):
         if not kept or span.last > kept[-1].last:
             kept.append(span)
     return kept

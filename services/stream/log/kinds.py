@@ -60,14 +60,14 @@ class LogKind(Generic[Logged]):
         if not erased:
             return table
         users = table["user_id"]
-        found = {one: erased.of(one) for one in pc.unique(users).to_pylist() if one is not None}
-        theirs = pa.array([user_id for user_id, tombstone in found.items() if tombstone is not None], pa.string())
+        tombstones = {user_id: erased.of(user_id) for user_id in pc.unique(users).to_pylist() if user_id is not None}
+        theirs = pa.array([user_id for user_id, tombstone in tombstones.items() if tombstone is not None], pa.string())
         places = np.flatnonzero(pc.is_in(users, value_set=theirs).to_numpy(zero_copy_only=False))
         is_kept = np.ones(table.num_rows, dtype=bool)
-        for place, row in zip(places.tolist(), table.take(places).to_pylist(), strict=True):
-            tombstone = found[row["user_id"]]
+        for index, row in zip(places.tolist(), table.take(places).to_pylist(), strict=True):
+            tombstone = tombstones[row["user_id"]]
             is_late = now_ms is not None and self.time != "" and row[self.time] > now_ms
-            is_kept[place] = tombstone is None or not (is_late or self.is_erased(tombstone, row))
+            is_kept[index] = tombstone is None or not (is_late or self.is_erased(tombstone, row))
         return table if is_kept.all() else table.filter(pa.array(is_kept))
 
 
@@ -76,7 +76,7 @@ def _place(row: Mapping[str, Any]) -> LogPosition:
 
 
 def _interaction_row(event: LoggedInteraction) -> dict[str, Any]:
-    it, place = event.interaction, event.position
+    it, position = event.interaction, event.position
     return {
         "event_id": it.event_id,
         "user_id": it.user_id,
@@ -84,9 +84,9 @@ def _interaction_row(event: LoggedInteraction) -> dict[str, Any]:
         "event_type": it.event_type,
         "event_time_ms": it.event_time_ms,
         "value": float(it.value),
-        "topic_id": place.topic_id,
-        "partition": place.partition,
-        "offset": place.offset,
+        "topic_id": position.topic_id,
+        "partition": position.partition,
+        "offset": position.offset,
         "accepted_time_ms": it.accepted_time_ms,
         "request_id": it.request_id,
     }
@@ -99,26 +99,31 @@ def _interaction_of(row: dict[str, Any]) -> LoggedInteraction:
 
 def _is_interaction(value: bytes | None, logged: LoggedInteraction) -> bool:
     try:
-        found = decode_interaction(value)
+        interaction = decode_interaction(value)
     except InvalidRequest:
         return False
-    return all(getattr(found, name) == getattr(logged.interaction, name) for name in ("event_id", "user_id", "item_id"))
+    return all(
+        getattr(interaction, name) == getattr(logged.interaction, name) for name in ("event_id", "user_id", "item_id")
+    )
 
 
 def _is_impression(value: bytes | None, logged: LoggedImpression) -> bool:
     try:
-        found = decode_impression(value)
+        impression = decode_impression(value)
     except InvalidRequest:
         return False
-    return (found.request_id, found.shown_time_ms) == (logged.impression.request_id, logged.impression.shown_time_ms)
+    return (impression.request_id, impression.shown_time_ms) == (
+        logged.impression.request_id,
+        logged.impression.shown_time_ms,
+    )
 
 
 _LISTS = ("item_ids", "positions", "scores", "propensity")
 
 
 def _impression_row(event: LoggedImpression) -> dict[str, Any]:
-    place = event.position
-    where = {"topic_id": place.topic_id, "partition": place.partition, "offset": place.offset}
+    position = event.position
+    where = {"topic_id": position.topic_id, "partition": position.partition, "offset": position.offset}
     return {**msgspec.structs.asdict(event.impression), **where}
 
 

@@ -68,7 +68,7 @@ class Erased:
     def __init__(self, digest_of: Callable[[str], bytes], tombstones: Sequence[Tombstone]) -> None:
         """Take the tombstones, each partition's in log order."""
         self._digest_of = digest_of
-        self._newest: Mapping[bytes, Tombstone] = {one.digest: one for one in tombstones}
+        self._newest: Mapping[bytes, Tombstone] = {tombstone.digest: tombstone for tombstone in tombstones}
 
     def __bool__(self) -> bool:
         return bool(self._newest)
@@ -78,8 +78,8 @@ class Erased:
 
     def covers(self, user_id: str, position: LogPosition) -> bool:
         """Return whether an erasure covers this user's event at this log position."""
-        found = self.of(user_id)
-        return found is not None and found.covers(position)
+        tombstone = self.of(user_id)
+        return tombstone is not None and tombstone.covers(position)
 
     def covers_row(self, user_id: str, position: LogPosition, row_time_us: int) -> bool:
         """Return whether an erasure covers a user's row: by its last event's position, for base rows by its time."""
@@ -89,8 +89,8 @@ class Erased:
 
     def covers_time(self, user_id: str | None, time_ms: int) -> bool:
         """Return whether an erasure covers an event or impression of this user at this time (Unix ms)."""
-        found = self.of(user_id) if user_id is not None else None
-        return found is not None and time_ms <= found.accepted_time_ms
+        tombstone = self.of(user_id) if user_id is not None else None
+        return tombstone is not None and time_ms <= tombstone.accepted_time_ms
 
 
 class ErasureLedger:
@@ -123,7 +123,9 @@ class ErasureLedger:
 
     def everybody(self) -> Erased:
         """Return the erasures of all partitions by user. Raises OSError for an unreadable ledger."""
-        return Erased(self.digest, [one for partition in self.partitions for one in self.tombstones(partition)])
+        return Erased(
+            self.digest, [tombstone for partition in self.partitions for tombstone in self.tombstones(partition)]
+        )
 
     def append(self, erasures: Sequence[LoggedErasure], topic_ids: Collection[str]) -> None:
         """Add new erasures of a partition, in log order. `topic_ids` are the log's topics so far. Raises OSError."""
@@ -133,18 +135,18 @@ class ErasureLedger:
         with self._locked():
             self._make_salt()
             before = self.tombstones(partition)
-            known = {one.position for one in before}
+            known = {tombstone.position for tombstone in before}
             new = [
                 Tombstone(
-                    erasure_id=one.erasure.erasure_id,
-                    digest=self.digest(one.erasure.user_id),
-                    user_id=one.erasure.user_id,
-                    position=one.position,
-                    earlier_topics=tuple(topic for topic in topic_ids if topic != one.position.topic_id),
-                    accepted_time_ms=one.erasure.accepted_time_ms,
+                    erasure_id=logged.erasure.erasure_id,
+                    digest=self.digest(logged.erasure.user_id),
+                    user_id=logged.erasure.user_id,
+                    position=logged.position,
+                    earlier_topics=tuple(topic for topic in topic_ids if topic != logged.position.topic_id),
+                    accepted_time_ms=logged.erasure.accepted_time_ms,
                 )
-                for one in erasures
-                if one.position not in known
+                for logged in erasures
+                if logged.position not in known
             ]
             if new:
                 self._write(partition, [*before, *new])
@@ -156,7 +158,10 @@ class ErasureLedger:
             done = set(erasure_ids)
             self._write(
                 partition,
-                [replace(one, user_id=None, done_time_ms=now_ms) if one.erasure_id in done else one for one in rows],
+                [
+                    replace(tombstone, user_id=None, done_time_ms=now_ms) if tombstone.erasure_id in done else tombstone
+                    for tombstone in rows
+                ],
             )
 
     def digest(self, user_id: str) -> bytes:
@@ -166,17 +171,19 @@ class ErasureLedger:
     def _of(self, partition: int) -> tuple[tuple[Tombstone, ...], Erased]:
         path = self._path(partition)
         stamp = stamp_of(path)
-        found = self._read.get(partition)
-        if found is None or found[0] != stamp:
+        cached = self._read.get(partition)
+        if cached is None or cached[0] != stamp:
             rows = () if stamp is None else _rows(path)
             self._salt = self._salt or ((self._root / "salt").read_bytes() if rows else b"")
-            found = self._read[partition] = (stamp, rows, Erased(self.digest, rows))
-        return found[1], found[2]
+            cached = self._read[partition] = (stamp, rows, Erased(self.digest, rows))
+        return cached[1], cached[2]
 
     def _write(self, partition: int, rows: Sequence[Tombstone]) -> None:
         path = self._path(partition)
         scratch = path.with_suffix(".tmp")
-        pq.write_table(pa.Table.from_pylist([_plain(one) for one in rows], schema=_SCHEMA), scratch, compression="zstd")
+        pq.write_table(
+            pa.Table.from_pylist([_plain(tombstone) for tombstone in rows], schema=_SCHEMA), scratch, compression="zstd"
+        )
         rename_durably(scratch, path)
 
     def _make_salt(self) -> None:
@@ -206,21 +213,21 @@ def _rows(path: Path) -> tuple[Tombstone, ...]:
         raise OSError(f"{path} cannot be read: {error}") from error
 
 
-def _plain(one: Tombstone) -> dict[str, Any]:
-    place = one.position
+def _plain(tombstone: Tombstone) -> dict[str, Any]:
+    position = tombstone.position
     return {
-        "erasure_id": one.erasure_id,
-        "digest": one.digest,
-        "user_id": one.user_id,
-        "topic_id": place.topic_id,
-        "partition": place.partition,
-        "offset": place.offset,
-        "earlier_topics": list(one.earlier_topics),
-        "accepted_time_ms": one.accepted_time_ms,
-        "done_time_ms": one.done_time_ms,
+        "erasure_id": tombstone.erasure_id,
+        "digest": tombstone.digest,
+        "user_id": tombstone.user_id,
+        "topic_id": position.topic_id,
+        "partition": position.partition,
+        "offset": position.offset,
+        "earlier_topics": list(tombstone.earlier_topics),
+        "accepted_time_ms": tombstone.accepted_time_ms,
+        "done_time_ms": tombstone.done_time_ms,
     }
 
 
 def _tombstone(row: dict[str, Any]) -> Tombstone:
-    place = LogPosition(row.pop("topic_id"), row.pop("partition"), row.pop("offset"))
-    return Tombstone(position=place, earlier_topics=tuple(row.pop("earlier_topics")), **row)
+    position = LogPosition(row.pop("topic_id"), row.pop("partition"), row.pop("offset"))
+    return Tombstone(position=position, earlier_topics=tuple(row.pop("earlier_topics")), **row)

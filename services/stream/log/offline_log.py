@@ -359,8 +359,8 @@ def _created(topic: Path) -> tuple[float, str]:
 
 def _times(folder: Path) -> list[float]:
     """Return when a folder's current files were written (Unix s), by offset, without files removed meanwhile."""
-    found = (status_of(folder / span.name) for span in current(_spans(folder)))
-    return [status.st_mtime for status in found if status is not None]
+    statuses = (status_of(folder / span.name) for span in current(_spans(folder)))
+    return [status.st_mtime for status in statuses if status is not None]
 
 
 def _remove_parts(folder: Path, parts: set[Span], kept: Sequence[Span], now_s: float) -> None:

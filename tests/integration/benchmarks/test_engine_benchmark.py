@@ -55,7 +55,7 @@ def test_an_engine_that_does_not_start_costs_no_other_results(tmp_path: Path) ->
 
     assert list(comparison.failed) == ["broken"]
     assert comparison.failed["broken"].endswith("KeyError: 'device'\n")
-    assert [(one.engine, one.error) for one in comparison.measured] == [("tailrace", None)]
+    assert [(measurement.engine, measurement.error) for measurement in comparison.measured] == [("tailrace", None)]
 
 
 def test_a_late_reply_is_not_taken_for_the_next(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_it_retries_as_the_python_client_does(script: str) -> None:
     assert {name: outcome.get(name) for name in expected} == expected
     assert len(requests) == by_python
     assert len({request["body"]["request_id"] for request in requests}) == 1
-    assert all(0 < one < DEADLINE_MS for one in given_ms)
+    assert all(0 < deadline_ms < DEADLINE_MS for deadline_ms in given_ms)
     assert given_ms == sorted(given_ms, reverse=True)
 
 

@@ -124,7 +124,7 @@ def in_page(page: Page, script: str, *given: Any) -> Any:
 
 def test_a_page_recommends_and_records(page: Page) -> None:
     """Through its origin the page gets an answer, events, an operation by path, and an error with its field."""
-    found = in_page(
+    result = in_page(
         page,
         """
         const client = new Client(given[0]);
@@ -138,10 +138,10 @@ def test_a_page_recommends_and_records(page: Page) -> None:
         PASSED_ON,
     )
 
-    assert (found["num"], len(found["id"]), found["items"]) == (3, 32, 20)
-    assert found["ids"][0] == ["e1"]
-    assert [found["ids"][1][0], len(found["ids"][1][1])] == ["e1", 32]
-    assert found["wrong"] == {
+    assert (result["num"], len(result["id"]), result["items"]) == (3, 32, 20)
+    assert result["ids"][0] == ["e1"]
+    assert [result["ids"][1][0], len(result["ids"][1][1])] == ["e1", 32]
+    assert result["wrong"] == {
         "isOurs": True,
         "name": "TailraceError",
         "code": "invalid_request",
@@ -152,7 +152,7 @@ def test_a_page_recommends_and_records(page: Page) -> None:
 
 def test_deadlines_signals_and_another_origin_end_a_call(page: Page, door: str) -> None:
     """Browser errors become the client's codes; another origin is unreachable; an abort keeps the caller's reason."""
-    found = in_page(
+    result = in_page(
         page,
         """
         const client = new Client(given[0]), direct = new Client(given[1], { retryReserve: 0 });
@@ -166,6 +166,6 @@ def test_deadlines_signals_and_another_origin_end_a_call(page: Page, door: str) 
         door,
     )
 
-    assert (found["late"]["isOurs"], found["late"]["code"]) == (True, "deadline_exceeded")
-    assert (found["stopped"]["isOurs"], found["stopped"]["name"]) == (False, "RangeError")
-    assert (found["foreign"]["isOurs"], found["foreign"]["code"]) == (True, "unreachable")
+    assert (result["late"]["isOurs"], result["late"]["code"]) == (True, "deadline_exceeded")
+    assert (result["stopped"]["isOurs"], result["stopped"]["name"]) == (False, "RangeError")
+    assert (result["foreign"]["isOurs"], result["foreign"]["code"]) == (True, "unreachable")

@@ -40,7 +40,9 @@ from tests.unit.gateway.call.test_path import NOT_UTF8, OPENAI, TAILRACE
 
 REQUEST = {"user_id": "nobody", "k": 2}
 LONG = {"user_id": "long", "k": 2, "deadline_ms": 5_000}
-KEYS = KeysFile(keys=tuple(stored_key(one.name.lower(), Scope.RECOMMEND, priority=one) for one in reversed(Priority)))
+KEYS = KeysFile(
+    keys=tuple(stored_key(priority.name.lower(), Scope.RECOMMEND, priority=priority) for priority in reversed(Priority))
+)
 """Keys named by their priority; the gateway behind the edge admits every caller."""
 
 
@@ -268,7 +270,7 @@ def two_tenants(
     folder: Path, ca: trustme.CA, doors: tuple[int, int]
 ) -> Iterator[tuple[Edge, httpx.Client, Callable[[str], httpx.Response]]]:
     """An edge with the keys of two tenants, a client, and a function that asks as a tenant."""
-    keys = KeysFile(keys=tuple(stored_key(one, Scope.RECOMMEND, tenant=one) for one in ("acme", "bolt")))
+    keys = KeysFile(keys=tuple(stored_key(tenant, Scope.RECOMMEND, tenant=tenant) for tenant in ("acme", "bolt")))
     tenants = TenantsFile(tenants=(StoredTenant(id="acme"), StoredTenant(id="bolt")))
     with (
         running_edge(folder, ca, doors, keys=keys, tenants=tenants) as edge,
@@ -292,7 +294,7 @@ def test_a_tenant_above_its_share_is_refused_and_the_others_pass(
         own += [pool.submit(ask, "bolt")]
         wait_for(lambda: edge.num_in_flight() == 5, what="one more of the tenant within its share")
         http.get("/limit/none")
-        answers = [one.result() for one in flood + own]
+        answers = [future.result() for future in flood + own]
 
     assert refused.status_code == 429
     assert [answer.status_code for answer in answers] == [200] * 5
@@ -317,7 +319,7 @@ def test_a_tenant_beyond_twice_the_fair_limit_is_refused(
         own += [pool.submit(ask, "bolt")]
         wait_for(lambda: edge.num_in_flight() == 6, what="one more of the other tenant")
         http.get("/limit/none")
-        answers = [one.result() for one in flood + own]
+        answers = [future.result() for future in flood + own]
 
     assert {answer.status_code for answer in refused} == {429}
     assert num_counted == len(refused)
@@ -334,9 +336,9 @@ def test_a_flood_has_no_more_than_the_fair_limit_in_flight(
         own = [pool.submit(ask, "bolt")]
         wait_for(lambda: edge.num_in_flight() == 1, what="the other tenant's request")
         flood = [pool.submit(ask, "acme") for _ in range(16)]
-        wait_for(lambda: sum(one.done() for one in flood) == 14, what="the refusals")
+        wait_for(lambda: sum(future.done() for future in flood) == 14, what="the refusals")
         own += [pool.submit(ask, "bolt") for _ in range(3)]
-        answers = [one.result().status_code for one in (*flood, *own)]
+        answers = [future.result().status_code for future in (*flood, *own)]
 
     assert Counter(answers) == {200: 6, 429: 14}
 

@@ -84,8 +84,8 @@ class Scene(EdgeScene):
         settings = self.settings
         standby = Upstream(HOST, settings.standby_http_port, settings.standby_grpc_port)
         path = write_configuration(self.folder, settings, *self.replica)
-        told = ingress_environment(IngressPlan("0.0.0.0", standby))
-        self.start("ingress", told["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(path), **told)
+        environment = ingress_environment(IngressPlan("0.0.0.0", standby))
+        self.start("ingress", environment["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(path), **environment)
         self.start_edge()
         self.start_doors(STANDBY)
         self.until_open()
@@ -94,12 +94,20 @@ class Scene(EdgeScene):
     def listening(self) -> set[tuple[str, int]]:
         """The addresses beyond loopback on which the ingress listens."""
         sockets = psutil.Process(self.children["ingress"].pid).net_connections()
-        return {tuple(one.laddr) for one in sockets if one.status == "LISTEN" and one.laddr.ip != HOST}
+        return {
+            tuple(connection.laddr)
+            for connection in sockets
+            if connection.status == "LISTEN" and connection.laddr.ip != HOST
+        }
 
     def open_connections(self, port: int) -> int:
         """Return the number of established connections to this port."""
         ingress = psutil.Process(self.children["ingress"].pid)
-        return sum(one.raddr[1:] == (port,) for one in ingress.net_connections() if one.status == "ESTABLISHED")
+        return sum(
+            connection.raddr[1:] == (port,)
+            for connection in ingress.net_connections()
+            if connection.status == "ESTABLISHED"
+        )
 
 
 @pytest.fixture
@@ -209,11 +217,11 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     """HAProxy does not start if a patch position is missing from its file, and the reason is printed."""
     path = tmp_path / "haproxy.cfg"
     path.write_text("global\n    nbthread 2\n")
-    told = ingress_environment(IngressPlan())
+    environment = ingress_environment(IngressPlan())
 
     ended = subprocess.run(
-        [told["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", path],
-        env={**inherited_environment(), **told},
+        [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", path],
+        env={**inherited_environment(), **environment},
         capture_output=True,
         text=True,
         check=False,

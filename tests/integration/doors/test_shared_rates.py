@@ -87,16 +87,16 @@ async def test_limits_hold_while_redis_is_unavailable(valkey: Server, fault: str
     The gateways report it; when Redis is back it learns of these calls.
     """
     allowance = Allowance(daily_quota=500)
-    async with gateways(valkey) as (one, other):
-        before = [await spend_all(rates, allowance, 150) for rates in (one, other)]
-        await until(lambda: {rates.standing_of("key", allowance).left.today for rates in (one, other)} == {300})
+    async with gateways(valkey) as (first, other):
+        before = [await spend_all(rates, allowance, 150) for rates in (first, other)]
+        await until(lambda: {rates.standing_of("key", allowance).left.today for rates in (first, other)} == {300})
         await asyncio.to_thread(valkey.kill if fault == "kill" else valkey.freeze)
-        away = [await spend_all(rates, allowance) for rates in (one, other)]
+        away = [await spend_all(rates, allowance) for rates in (first, other)]
         await asyncio.to_thread(valkey.ensure_running)
         await until(lambda: today(valkey) >= 500)
         with pytest.raises(QuotaExceeded):
-            await one.spend("key", allowance)
-        back = one.standing_of("key", allowance)
+            await first.spend("key", allowance)
+        back = first.standing_of("key", allowance)
 
     assert [len(standings) for standings in (*before, *away)] == [150, 150, 100, 100]
     assert away[0][-1].headers()["ratelimit-policy"] == "250;w=86400;counted=replica"
@@ -108,13 +108,13 @@ async def test_the_processes_that_count_are_counted(valkey: Server) -> None:
     address = RedisAddress(host=HOST, port=valkey.port)
     first, second, third = (RedisRateCounts(address) for _ in range(3))
     standby = RedisRateCounts(address, is_peer=False)
-    come = [await one.check(PATIENT_S) for one in (first, second, third, first, standby)]
+    come = [await process.check(PATIENT_S) for process in (first, second, third, first, standby)]
     await third.close()
-    gone = [await one.check(PATIENT_S) for one in (first, second)]
-    for one in (first, second, standby):
-        await one.close()
+    left = [await process.check(PATIENT_S) for process in (first, second)]
+    for process in (first, second, standby):
+        await process.close()
 
-    assert (come, gone) == ([1, 2, 3, 3, 1], [2, 2])
+    assert (come, left) == ([1, 2, 3, 3, 1], [2, 2])
 
 
 def today(valkey: Server) -> int:

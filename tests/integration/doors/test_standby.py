@@ -172,11 +172,12 @@ async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: EdgeSce
     async with httpx.AsyncClient() as client:
         url = f"{running.url}/v1/recommendations"
         answers = [
-            await client.post(url, headers=[(b"x-request-id", one)], json={}) for one in [*sent, b"\xff" * 8_000]
+            await client.post(url, headers=[(b"x-request-id", request_id)], json={})
+            for request_id in [*sent, b"\xff" * 8_000]
         ]
 
-    refused = {one for one, answer in zip(sent, answers, strict=False) if answer.status_code == 400}
-    assert refused == {one for one in sent if "\ufffd" in one.decode(errors="replace")}
+    refused = {request_id for request_id, answer in zip(sent, answers, strict=False) if answer.status_code == 400}
+    assert refused == {request_id for request_id in sent if "\ufffd" in request_id.decode(errors="replace")}
     assert answers[-1].json()["error"]["field"] == "x-request-id"
 
 

@@ -88,10 +88,10 @@ class TenantsMachine(RuleBasedStateMachine):
             name = f"{tenant}.default" if tenant else "default"
             BundleStore(folder / "bundles", name).promote(marked(tenant, "version"))
         (folder / "surfaces.toml").write_text(SURFACES)
-        llms = {one: FakeLlm(catalogue_for(one).item_ids[4:], marked(one, "version")) for one in CALLERS}
+        llms = {caller: FakeLlm(catalogue_for(caller).item_ids[4:], marked(caller, "version")) for caller in CALLERS}
         self.shelf = RedisExplanations(self.address, 3_600, 10_000_000)
         ports = {"explanations": self.shelf, "receipts": RedisReceipts(self.address)}
-        others = {f"{one}.default": llms[one] for one in TENANTS}
+        others = {f"{tenant}.default": llms[tenant] for tenant in TENANTS}
         self.world: World = make_world(
             folder / "bundles", others=others, ports=ports, surfaces_file=folder / "surfaces.toml"
         )
@@ -100,8 +100,10 @@ class TenantsMachine(RuleBasedStateMachine):
         self.world.llm.version = marked("", "version")
         for tenant in CALLERS:
             ids = catalogue_for(tenant).item_ids[:4]
-            self.world.features.users |= {scoped(tenant, one): user(*ids) for one in ("u", marked(tenant, "user"))}
-        keys = [stored_key(marked(one, "key"), *Scope, tenant=one) for one in CALLERS]
+            self.world.features.users |= {
+                scoped(tenant, user_id): user(*ids) for user_id in ("u", marked(tenant, "user"))
+            }
+        keys = [stored_key(marked(caller, "key"), *Scope, tenant=caller) for caller in CALLERS]
         write_keys(folder / "keys.json", KeysFile(keys=tuple(keys)))
         tenants = (StoredTenant(id="acme", daily_quota=QUOTA), StoredTenant(id="bolt"))
         write_tenants(folder / "tenants.json", TenantsFile(tenants=tenants))
@@ -134,8 +136,8 @@ class TenantsMachine(RuleBasedStateMachine):
         async def stop() -> None:
             await self.world.plane.stop()
             await self.access.stop()
-            for one in reversed(self.closing):
-                await one.__aexit__(None, None, None)
+            for context in reversed(self.closing):
+                await context.__aexit__(None, None, None)
 
         self.runner.run(stop())
         self.runner.close()
@@ -173,7 +175,7 @@ class TenantsMachine(RuleBasedStateMachine):
             assert not surface or about == caller
             self.keep(caller, "req", asked["request_id"])
             self.keep(caller, "token", reply.body["next"])
-            shown = [one["item_id"] for one in reply.body["items"]]
+            shown = [item["item_id"] for item in reply.body["items"]]
             assert all(item_id.startswith(marked(caller, "item")) for item_id in shown)
             assert not self.hidden.intersection(shown)
 
@@ -184,10 +186,10 @@ class TenantsMachine(RuleBasedStateMachine):
         asked = {"requests": [{"user_id": "u", "k": 2, "deadline_ms": 4_000}, {"user_id": "x", "surface": "none"}]}
         self.call(caller, asked, lambda: client.batch(asked, bearer(marked(caller, "key"))), cost=2)
 
-    @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS), place=st.integers(0, NUM_ITEMS))
-    def similar_popular_and_search(self, caller: str, about: str, place: int) -> None:
+    @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS), number=st.integers(0, NUM_ITEMS))
+    def similar_popular_and_search(self, caller: str, about: str, number: int) -> None:
         """The lists without a user, about an own or another's item, at both doors."""
-        item_id, title = marked(about, f"item{place:02}"), marked(about, f"title {place}")
+        item_id, title = marked(about, f"item{number:02}"), marked(about, f"title {number}")
         self.get(caller, f"/v1/items/{item_id}/similar", item_id, method="POST", json={"k": 2})
         self.get(caller, "/v1/popular?k=3")
         self.get(caller, f"/v1/search?q={title}", title, item_id)
@@ -209,9 +211,9 @@ class TenantsMachine(RuleBasedStateMachine):
         """Read the explanation of an own or another's request."""
         self.runner.run(self.world.plane.explanations.flush())
         request_id = self.last(about, "req")
-        found = self.get(caller, f"/v1/explanations/{request_id}", request_id)
-        if found.status_code != httpx.codes.TOO_MANY_REQUESTS:
-            assert (found.status_code == httpx.codes.OK) == (caller == about and request_id != "nothing")
+        response = self.get(caller, f"/v1/explanations/{request_id}", request_id)
+        if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
+            assert (response.status_code == httpx.codes.OK) == (caller == about and request_id != "nothing")
 
     @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS), is_rpc=st.booleans())
     def erase_export_and_read_a_receipt(self, caller: str, about: str, *, is_rpc: bool) -> None:
@@ -228,20 +230,20 @@ class TenantsMachine(RuleBasedStateMachine):
         sent = self.get(caller, "/v1/users/u", method="DELETE")
         if sent.status_code == httpx.codes.ACCEPTED:
             self.keep(caller, "erasure", sent.json()["erasure_id"])
-        found = self.get(caller, f"/v1/erasures/{erasure_id}", erasure_id)
-        if found.status_code != httpx.codes.TOO_MANY_REQUESTS:
-            assert (found.status_code == httpx.codes.OK) is is_own
+        response = self.get(caller, f"/v1/erasures/{erasure_id}", erasure_id)
+        if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
+            assert (response.status_code == httpx.codes.OK) is is_own
 
     @rule(
         caller=st.sampled_from(CALLERS),
         about=st.sampled_from(CALLERS),
-        place=st.integers(4, 6),
+        number=st.integers(4, 6),
         way=st.sampled_from(["PATCH", "PUT", "PUT many", "DELETE"]),
         is_rpc=st.booleans(),
     )
-    def hide(self, caller: str, about: str, place: int, way: str, *, is_rpc: bool) -> None:
+    def hide(self, caller: str, about: str, number: int, way: str, *, is_rpc: bool) -> None:
         """Hide or delete an own item, or an item by another's id, and read it."""
-        item_id, path = marked(about, f"item{place:02}"), f"/v1/items/{marked(about, f'item{place:02}')}"
+        item_id, path = marked(about, f"item{number:02}"), f"/v1/items/{marked(about, f'item{number:02}')}"
         hidden = pb.CatalogueItem(item_id=item_id, available=False)
         if is_rpc:
             calls: dict[str, tuple[str, Any]] = {
@@ -269,8 +271,8 @@ class TenantsMachine(RuleBasedStateMachine):
         self.rpc_call(caller, "Assign", pb.AssignRequest(user_id="u"))
         self.get(caller, f"/v1/bundle?name={about}.default", f"{about}.default")
         for path in ("/metrics", "/console/names", "/console/items?find=t", "/console/surfaces"):
-            found = self.get(caller, path, owner=caller or None)
-            assert not caller or found.status_code in {403, 429}
+            response = self.get(caller, path, owner=caller or None)
+            assert not caller or response.status_code in {403, 429}
 
     @rule(caller=st.sampled_from(CALLERS), is_chat=st.booleans())
     def write_text(self, caller: str, *, is_chat: bool) -> None:
@@ -286,7 +288,7 @@ class TenantsMachine(RuleBasedStateMachine):
     def metrics_have_no_ids(self) -> None:
         """No user, item, request or title is in a metric."""
         text = generate_latest(self.world.registry).decode()
-        assert not any(marked(one, what) in text for one in CALLERS for what in ("user", "item", "req", "title"))
+        assert not any(marked(caller, what) in text for caller in CALLERS for what in ("user", "item", "req", "title"))
 
     # how they are made
 
@@ -306,19 +308,19 @@ class TenantsMachine(RuleBasedStateMachine):
             return await self.rest.http.request(method, path, headers=bearer(marked(caller, "key")), **given)
 
         with capture_logs() as lines:
-            found = self.runner.run(ask())
-        if found.status_code != httpx.codes.FORBIDDEN:  # a call that the caller may not make uses no quota
-            self.count(caller, found.status_code == httpx.codes.TOO_MANY_REQUESTS, 1)
+            response = self.runner.run(ask())
+        if response.status_code != httpx.codes.FORBIDDEN:  # a call that the caller may not make uses no quota
+            self.count(caller, response.status_code == httpx.codes.TOO_MANY_REQUESTS, 1)
         if owner is not None:
-            self.check(caller, f"{sorted(found.headers.items())} {found.text} {lines}", [*sent, path])
-        return found
+            self.check(caller, f"{sorted(response.headers.items())} {response.text} {lines}", [*sent, path])
+        return response
 
     def call(self, caller: str, sent: dict[Any, Any], ask: Any, cost: int = 1) -> Any:
         """Call either door by its client, and check the answer."""
         with capture_logs() as lines:
             reply = self.runner.run(ask())
         self.count(caller, reply.code == "quota_exceeded", cost)
-        self.check(caller, f"{reply} {lines}", [str(one) for one in sent.values()])
+        self.check(caller, f"{reply} {lines}", [str(value) for value in sent.values()])
         return reply
 
     def rpc_call(self, caller: str, method: str, message: Any, *sent: str) -> Any:
@@ -337,12 +339,12 @@ class TenantsMachine(RuleBasedStateMachine):
 
     def check(self, caller: str, text: str, sent: list[str]) -> None:
         """Nothing of another caller's is in an answer or its log lines, but what was sent."""
-        for one in sorted(sent, key=len, reverse=True):
-            text = text.replace(one, "").replace(json.dumps(one)[1:-1], "")
+        for value in sorted(sent, key=len, reverse=True):
+            text = text.replace(value, "").replace(json.dumps(value)[1:-1], "")
         for other in CALLERS:
             if other != caller:
-                found = [mark for mark in MARKS if marked(other, mark) in text]
-                assert not found, (other, found, text)
+                marks = [mark for mark in MARKS if marked(other, mark) in text]
+                assert not marks, (other, marks, text)
                 assert not other or f"{other}\x1f" not in text
 
 
@@ -361,7 +363,7 @@ def test_each_operation_succeeds_for_its_owner_and_shows_its_marks(valkey: Serve
         machine.recommend("bolt", "bolt", "own", surface=True, is_rpc=True, token=False)
         machine.runner.run(machine.world.plane.explanations.flush())
         item, erased = "/v1/items/boltitem05", machine.get("bolt", "/v1/users/u", method="DELETE")
-        found = [
+        responses = [
             machine.get("bolt", f"/v1/explanations/{machine.last('bolt', 'req')}"),
             machine.get("bolt", f"/v1/erasures/{erased.json()['erasure_id']}"),
             machine.get("bolt", "/v1/users/u/data"),
@@ -379,9 +381,11 @@ def test_each_operation_succeeds_for_its_owner_and_shows_its_marks(valkey: Serve
             machine.get("bolt", item, method="DELETE"),
         ]
         with pytest.raises(AssertionError):
-            machine.check("acme", found[5].text, [])
+            machine.check("acme", responses[5].text, [])
     finally:
         machine.teardown()
 
-    assert [(str(one.url), one.status_code) for one in found if one.status_code != httpx.codes.OK] == []
+    assert [
+        (str(response.url), response.status_code) for response in responses if response.status_code != httpx.codes.OK
+    ] == []
     assert machine.made["bolt"]["token"]

@@ -26,11 +26,11 @@ async def test_what_one_replica_keeps_another_finds(valkey: Server) -> None:
 
     await here.put([(f"r{number}", b"%d" % number) for number in range(500)], 5.0)
     await here.put([("r7", b"newer"), ("Grüße/ü", b"x")], 5.0)
-    found = [await there.get(request_id, 5.0) for request_id in ("r0", "r7", "r499", "Grüße/ü", "r500")]
+    records = [await there.get(request_id, 5.0) for request_id in ("r0", "r7", "r499", "Grüße/ü", "r500")]
     await here.close()
     await there.close()
 
-    assert found == [b"0", b"newer", b"499", b"x", None]
+    assert records == [b"0", b"newer", b"499", b"x", None]
 
 
 async def test_a_record_expires(valkey: Server) -> None:
@@ -39,7 +39,7 @@ async def test_a_record_expires(valkey: Server) -> None:
     await store.put([("r", b"x")], 5.0)
 
     first = await store.get("r", 5.0)
-    await until_answer(lambda: store.get("r", 5.0), lambda found: found is None)
+    await until_answer(lambda: store.get("r", 5.0), lambda record: record is None)
     await store.close()
 
     assert first == b"x"
@@ -61,10 +61,10 @@ async def test_an_absent_store_is_refused_in_time(valkey: Server) -> None:
     await asyncio.to_thread(valkey.start)
 
     await store.put([("r", b"z")], 5.0)
-    found = await store.get("r", 5.0)
+    record = await store.get("r", 5.0)
     await store.close()
 
-    assert found == b"z"
+    assert record == b"z"
 
 
 async def test_callers_with_long_ids_leave_the_features_their_room(features: RepoAddress, valkey: Server) -> None:

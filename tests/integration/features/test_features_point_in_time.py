@@ -82,13 +82,13 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
     reader = FeatureReader(features, num_partitions=1)
     served = {row.user_id: await reader.read(row.user_id, "v1", 10.0) for row in latest_histories(tables)}
     await reader.close()
-    requested = [(user_id, EPOCH + timedelta(microseconds=found.as_of_us)) for user_id, found in served.items()]
+    requested = [(user_id, EPOCH + timedelta(microseconds=features.as_of_us)) for user_id, features in served.items()]
 
     offline = histories_as_of(features, pl.DataFrame(requested, TIMES, orient="row"))
 
     assert len(served) == 7
     digests = [history_digest(tuple(ids)) for ids in offline["history_item_ids"]]
-    assert digests == [found.history_digest for found in served.values()]
+    assert digests == [features.history_digest for features in served.values()]
 
 
 def test_materialising_again_leaves_the_workers_rows_alone(tables: Path, features: RepoAddress) -> None:

@@ -55,7 +55,7 @@ async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
     entities = [{"user_id": user_id, "bundle_version": "v1"} for user_id in users]
     store = open_store(features)
 
-    found = await store.get_online_features_async(store.get_feature_service(SERVICE), entities)
+    response = await store.get_online_features_async(store.get_feature_service(SERVICE), entities)
     with Redis(host=HOST, port=valkey.port) as client:
         before = int(client.info("stats")["total_reads_processed"])
         read = [await reader.read(user_id, "v1", TIMEOUT_S) for user_id in users]
@@ -64,7 +64,7 @@ async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
     client = await store.provider.online_store._get_client_async(store.config.online_store)
     await client.aclose()
 
-    by_name = found.to_dict()
+    by_name = response.to_dict()
     rows = [{name: values[number] for name, values in by_name.items()} for number in range(2)]
     assert read == [user_features(row, at_s) for row, at_s in zip(rows, (9, None), strict=True)]
     assert read[0] == UserFeatures(
@@ -121,7 +121,7 @@ async def test_any_event_makes_a_list_stale(features: RepoAddress, reader: Featu
         writer.write_histories([after])
         moved = await reader.read("u", "v1", TIMEOUT_S)
 
-        assert [_is_fresh(one) for one in (fresh, moved)] == [True, False]
+        assert [_is_fresh(features) for features in (fresh, moved)] == [True, False]
         before = after
 
 
@@ -156,9 +156,9 @@ async def test_reads_fail_without_the_store_and_recover_with_it(
     with pytest.raises(DependencyUnavailable):
         await reader.sample_user_ids(5, 0.2)
     valkey.start()
-    found = await _read_when_back(reader, "u")
+    recovered = await _read_when_back(reader, "u")
 
-    assert found.history_item_ids == ("a",)
+    assert recovered.history_item_ids == ("a",)
 
 
 async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
@@ -174,10 +174,10 @@ async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
     valkey.thaw()
     await _read_when_back(reader, "u0")
     await until(lambda: len(asyncio.all_tasks()) == 1)
-    found = await asyncio.gather(*(reader.read(user, "v1", TIMEOUT_S) for user in users))
+    reads = await asyncio.gather(*(reader.read(user, "v1", TIMEOUT_S) for user in users))
 
     assert all(isinstance(result, DependencyUnavailable) for result in results)
-    assert [features.history_item_ids for features in found] == [(user,) for user in users]
+    assert [features.history_item_ids for features in reads] == [(user,) for user in users]
 
 
 async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureReader, valkey: Server) -> None:
@@ -241,7 +241,7 @@ async def test_a_blocked_event_loop_is_no_failure_of_the_store(
     given_up = await asyncio.gather(*reads, return_exceptions=True)
     valkey.thaw()
 
-    assert all(isinstance(one, DependencyUnavailable) for one in given_up)
+    assert all(isinstance(error, DependencyUnavailable) for error in given_up)
     assert await reader.read("u", "v1", TIMEOUT_S) == UserFeatures()
 
 
@@ -260,10 +260,10 @@ async def test_users_are_found_by_their_keys(features: RepoAddress, reader: Feat
     writer.partitions.claim(0)
     writer.write_popularity([PopularRow(partition=0, as_of_ms=1_000, windows=windows)])
 
-    found = await reader.sample_user_ids(50, TIMEOUT_S)
+    sampled = await reader.sample_user_ids(50, TIMEOUT_S)
     few = await reader.sample_user_ids(2, TIMEOUT_S)
 
-    assert sorted(found) == sorted(user_ids)
+    assert sorted(sampled) == sorted(user_ids)
     assert len(few) == 2
 
 

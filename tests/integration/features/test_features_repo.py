@@ -30,12 +30,14 @@ def test_parts_that_start_at_once_apply_once(address: RepoAddress) -> None:
     def start(_part: int) -> tuple[set[str], list[str]]:
         ensure_applied(address)
         store = open_store(address)
-        return {view.name for view in store.list_feature_views()}, [one.name for one in store.list_feature_services()]
+        return {view.name for view in store.list_feature_views()}, [
+            service.name for service in store.list_feature_services()
+        ]
 
     with ThreadPoolExecutor(3) as parts:
-        found = list(parts.map(start, range(3)))
+        applied = list(parts.map(start, range(3)))
 
-    assert found == [(NAMES, [SERVICE])] * 3
+    assert applied == [(NAMES, [SERVICE])] * 3
     assert not list(address.repo_dir.glob("*.tmp"))
 
 
@@ -82,9 +84,9 @@ def test_what_was_applied_is_on_disk_before_it_counts(address: RepoAddress, monk
 
     ensure_applied(address)
 
-    named = [place for place, call in enumerate(calls) if call.endswith(("-> registry.db", "-> features.py"))]
-    assert [calls[place].split(" -> ")[1] for place in named] == ["registry.db", "features.py"]
-    assert all(calls[place - 1] == calls[place].split(" -> ")[0] for place in named)
+    named = [index for index, call in enumerate(calls) if call.endswith(("-> registry.db", "-> features.py"))]
+    assert [calls[index].split(" -> ")[1] for index in named] == ["registry.db", "features.py"]
+    assert all(calls[index - 1] == calls[index].split(" -> ")[0] for index in named)
 
 
 def test_lock_of_a_dead_process_is_taken_over(address: RepoAddress) -> None:

@@ -118,8 +118,8 @@ class Life:
                 self._worker(stop).run(stop)
                 for turn in sorted(self._faults):  # faults for turns that never came
                     self._strike(self._faults.pop(turn), lambda: None)
-        in_topic = [one for own in self.topic.records for one in decode(own, 2, time.time_ns() // 1_000_000).events]
-        return in_topic, [one for number in range(2) for one in OfflineLog(self.table.parent).read(number)]
+        in_topic = [event for own in self.topic.records for event in decode(own, 2, time.time_ns() // 1_000_000).events]
+        return in_topic, [event for number in range(2) for event in OfflineLog(self.table.parent).read(number)]
 
     def rows(self, *user_ids: str) -> dict[str, UserHistory]:
         return FeatureWriter(self.features).read_histories(user_ids)
@@ -179,10 +179,10 @@ def test_effect_exactly_once_whatever_the_store_forgets(
 
     events, logged = life.run()
 
-    assert [one.position for one in logged] == [one.position for one in events]
+    assert [event.position for event in logged] == [event.position for event in events]
     expected: dict[str, UserHistory] = {}
-    for one in events:
-        row = apply(expected.get(one.interaction.user_id), [one.event], LIMITS).row
+    for entry in events:
+        row = apply(expected.get(entry.interaction.user_id), [entry.event], LIMITS).row
         assert row is not None
         expected[row.user_id] = row
     assert life.rows("u0", "u1", "u2") == expected
@@ -215,12 +215,12 @@ def test_effect_exactly_once_whatever_the_topic_forgets(
 
     events, logged = life.run()
 
-    logged_ids = [one.interaction.event_id for one in logged]
+    logged_ids = [event.interaction.event_id for event in logged]
     rows = life.rows("u0", "u1", "u2")
     assert len(set(logged_ids)) == len(logged_ids)
-    assert {one.interaction.event_id for one in events} <= set(logged_ids)
+    assert {event.interaction.event_id for event in events} <= set(logged_ids)
     for user_id, row in rows.items():
-        own = {one.interaction.item_id for one in logged if one.interaction.user_id == user_id}
+        own = {event.interaction.item_id for event in logged if event.interaction.user_id == user_id}
         assert row.num_events >= len(own)
         assert len(set(row.item_ids)) == len(row.item_ids)
         assert row.num_events > len(row.item_ids) or own <= set(row.item_ids)
@@ -464,9 +464,9 @@ def test_rows_are_laid_out_as_feast_lays_them_out(features: RepoAddress, valkey:
 
         def content() -> dict[bytes, Any]:
             """Return all rows of the store, and empty it."""
-            found = {key: client.hgetall(key) for key in client.scan_iter() if not key.startswith(b"tailrace:")}
+            rows = {key: client.hgetall(key) for key in client.scan_iter() if not key.startswith(b"tailrace:")}
             client.flushall()
-            return found
+            return rows
 
         writer._write(USER_HISTORY, [history], [history.row_time_us])
         writer._write(POPULARITY, [popular], [popular.as_of_ms * 1_000])

@@ -130,8 +130,8 @@ async def clients(pair: Pair, folder: Path) -> AsyncIterator[dict[str, Call]]:
     for call in calls.values():
         await call()
     yield calls
-    for one in (reader, receipts, page_key, explanations, rates):
-        await one.close()
+    for client in (reader, receipts, page_key, explanations, rates):
+        await client.close()
 
 
 async def test_each_client_uses_the_password_that_its_file_holds_when_it_connects(pair: Pair, tmp_path: Path) -> None:
@@ -208,7 +208,9 @@ async def test_a_reader_without_traffic_to_write_does_not_go_stale(pair: Pair, t
     await asyncio.to_thread(FeatureWriter(direct).write_histories, [history_row("u", ("c",), row_time_us=9_000_000)])
 
     await until_answer(
-        lambda: reader.read("u", "v1", TIMEOUT_S), lambda found: found.history_item_ids == ("c",), passing=ReplicaOnly
+        lambda: reader.read("u", "v1", TIMEOUT_S),
+        lambda features: features.history_item_ids == ("c",),
+        passing=ReplicaOnly,
     )
     await reader.close()
 

@@ -77,10 +77,10 @@ async def test_features_are_written_and_read_over_tls_with_a_password(secured: R
     reader = FeatureReader(made, num_partitions=1)
     FeatureWriter(made).write_histories([history_row("u", ("a", "b"))])
 
-    found = await reader.read("u", "v1", 2.0)
+    features = await reader.read("u", "v1", 2.0)
     await reader.close()
 
-    assert found.history_item_ids == ("a", "b")
+    assert features.history_item_ids == ("a", "b")
 
 
 async def test_a_wrong_password_or_another_authority_is_an_unavailable_store(

@@ -63,12 +63,15 @@ class Shop:
             places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
             consumer.assign(places)
             consumer.seek_to_beginning()
-            found: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
+            by_position: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
             until_s = time.monotonic() + 60
-            while time.monotonic() < until_s and ((polled := consumer.poll(1_000)) or not found):
+            while time.monotonic() < until_s and ((polled := consumer.poll(1_000)) or not by_position):
                 for records in polled.values():
-                    found |= {(one.partition, one.offset): (one.key.decode(), json.loads(one.value)) for one in records}
-            return [record for _, record in sorted(found.items(), key=lambda place: place[0])]
+                    by_position |= {
+                        (record.partition, record.offset): (record.key.decode(), json.loads(record.value))
+                        for record in records
+                    }
+            return [record for _, record in sorted(by_position.items(), key=lambda entry: entry[0])]
         finally:
             consumer.close()
 
@@ -205,7 +208,7 @@ def test_rows_of_an_object_are_those_of_the_file(
         pl.DataFrame(rows).write_parquet(path)
         store.put("shop/items.parquet", path)
         assert rows_of(url, None, downloads) == rows
-    (whole,) = [one for one in downloads.iterdir() if one.read_bytes() == path.read_bytes()]
+    (whole,) = [file for file in downloads.iterdir() if file.read_bytes() == path.read_bytes()]
     part = whole.with_suffix(f"{whole.suffix}.part")
     part.write_bytes(whole.read_bytes()[:100])
     whole.unlink()

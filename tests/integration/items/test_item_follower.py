@@ -279,7 +279,7 @@ async def test_a_gateway_that_starts_without_broker_and_snapshot_shows_no_hidden
             await until_async(lambda: ask("/readyz"))
             after = await ask()
 
-    assert [(one.status_code, "states of items" in one.text) for one in before] == [(503, True)] * 2
+    assert [(response.status_code, "states of items" in response.text) for response in before] == [(503, True)] * 2
     assert {item["item_id"] for item in after.json()["items"]} == {f"i{number}" for number in range(10, 20)}
 
 

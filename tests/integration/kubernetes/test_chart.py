@@ -94,10 +94,10 @@ def test_pods_of_ray_follow_their_resources_and_deadlines(values: str, cpus: tup
 def test_lint_finds_nothing() -> None:
     """`helm lint --strict` passes with no remark except the missing icon."""
     done = helm("lint", "--strict", CHART)
-    said = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
 
     assert done.returncode == 0, done.stdout
-    assert said == ["[INFO] Chart.yaml: icon is recommended"]
+    assert lines == ["[INFO] Chart.yaml: icon is recommended"]
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,14 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(values))
     things = templated("--values", file, namespace="shop")
     group = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    gateway = next(one for one in serve_config(things)["applications"][0]["deployments"] if one["name"] == "Gateway")
+    gateway = next(
+        deployment
+        for deployment in serve_config(things)["applications"][0]["deployments"]
+        if deployment["name"] == "Gateway"
+    )
     worker = pod_of(things, "tailrace-stream").container("worker")
     settings = settings_of(things, worker)
-    hosts = {one["metadata"]["name"]: one["spec"]["rules"][0]["host"] for one in find(things, "Ingress")}
+    hosts = {ingress["metadata"]["name"]: ingress["spec"]["rules"][0]["host"] for ingress in find(things, "Ingress")}
 
     assert {key: wrong for key, thing in by_name(things).items() if (wrong := complaints(thing, OLDEST))} == {}
     assert {thing["metadata"]["namespace"] for thing in things} == {"shop"}
@@ -165,7 +169,9 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
         assert pod.spec["imagePullSecrets"] == [{"name": "pull"}], pod.name
         assert pod.spec["nodeSelector"] == {"pool": "shop"}, pod.name
         assert pod.spec["tolerations"] == values["tolerations"], pod.name
-        assert {one["image"] for one in pod.containers()} == {f"registry.example.com/tailrace@sha256:{'0' * 64}"}
+        assert {container["image"] for container in pod.containers()} == {
+            f"registry.example.com/tailrace@sha256:{'0' * 64}"
+        }
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (5, 5, 6)
     assert the(things, "PodDisruptionBudget", "tailrace-gateway")["spec"]["minAvailable"] == 4
     assert gateway["autoscaling_config"].items() >= {"min_replicas": 7, "max_replicas": 24}.items()
@@ -187,7 +193,7 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
         assert "shop-surfaces" in volumes
     assert the(things, "PersistentVolumeClaim")["spec"]["storageClassName"] == "efs"
     ports = the(things, "NetworkPolicy", "tailrace-dependencies")["spec"]["egress"][0]["ports"]
-    assert [one["port"] for one in ports] == [6379, 6390, 9092, 9094]
+    assert [port["port"] for port in ports] == [6379, 6390, 9092, 9094]
     assert hosts == {"tailrace-rest": "shop.example", "tailrace-grpc": "grpc.shop.example"}
     edge = pod_of(things, "tailrace-edge").container("edge")
     assert edge["args"][1] == "tailrace-ray.$(POD_NAMESPACE).svc.shop.example"
@@ -243,18 +249,18 @@ def test_bundles_in_an_object_store_have_credentials_a_way_out_and_room(tmp_path
     account = the(things, "ServiceAccount", "tailrace")
 
     assert account["metadata"]["annotations"] == S3["serviceAccount"]["annotations"]
-    assert [one["port"] for one in egress["egress"][0]["ports"]] == [443, 8333]
+    assert [port["port"] for port in egress["egress"][0]["ports"]] == [443, 8333]
     for name in (*READERS, "train", "precompute"):
         pod = pod_of(things, f"tailrace-{name}")
-        (container,) = [one for one in pod.spec["containers"] if one["name"] != "node-metrics"]
+        (container,) = [container for container in pod.spec["containers"] if container["name"] != "node-metrics"]
         settings = settings_of(things, container)
         assert (settings.bundle_store, settings.bundle_cache_gib) == ("s3://bundles/tailrace", 60)
         assert {"secretRef": {"name": "s3-login", "optional": True}} in container["envFrom"]
         assert pod.spec["serviceAccountName"] == "tailrace"
         assert matches(egress["podSelector"], pod.labels)
         if name in READERS:
-            (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == str(settings.cache_dir)]
-            (volume,) = [one for one in pod.spec["volumes"] if one["name"] == mount["name"]]
+            (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == str(settings.cache_dir)]
+            (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
             assert int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi")) > settings.bundle_cache_gib
 
 
@@ -294,30 +300,30 @@ def test_egress_follows_the_addresses(values: str, ports: list[int]) -> None:
     """Each port is written once: the ports that pods may call come from the addresses."""
     policy = the(templated("--set", values), "NetworkPolicy", "tailrace-dependencies")
 
-    assert [one["port"] for one in policy["spec"]["egress"][0]["ports"]] == ports
+    assert [port["port"] for port in policy["spec"]["egress"][0]["ports"]] == ports
 
 
 def test_a_trial_needs_nothing_but_the_operator() -> None:
     """The trial values need no Secret, Redis, Kafka or collector, and fit a small node even during an upgrade."""
     things = templated("--values", CHART / "values-trial.yaml")
-    needed = [one for pod in pods(things) for one in secrets_of(pod) if not one.get("optional")]
-    jobs = {one["metadata"]["name"] for kind in ("CronJob", "Job") for one in find(things, kind)}
+    needed = [secret for pod in pods(things) for secret in secrets_of(pod) if not secret.get("optional")]
+    jobs = {job["metadata"]["name"] for kind in ("CronJob", "Job") for job in find(things, kind)}
     groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    counts = {f"tailrace-{one['groupName']}": one["minReplicas"] for one in groups}
+    counts = {f"tailrace-{group['groupName']}": group["minReplicas"] for group in groups}
     counts |= {
-        one["metadata"]["name"]: one["spec"]["replicas"]
+        workload["metadata"]["name"]: workload["spec"]["replicas"]
         for kind in ("Deployment", "StatefulSet")
-        for one in find(things, kind)
+        for workload in find(things, kind)
     }
     cpus, gib, ray_cpus, ray_gib = 0.0, 0.0, 0.0, 0.0
-    for pod in (one for one in pods(things) if one.name not in jobs):
+    for pod in (pod for pod in pods(things) if pod.name not in jobs):
         own = [counts.get(pod.name, 1) * number for number in requests_of(pod)]
         cpus, gib = cpus + own[0], gib + own[1]
         if pod.labels.get("tailrace.io/ray"):
             ray_cpus, ray_gib = ray_cpus + own[0], ray_gib + own[1]
 
     assert needed == []
-    assert {one["spec"]["selector"].get("app.kubernetes.io/name") for one in find(things, "Service")} >= {
+    assert {service["spec"]["selector"].get("app.kubernetes.io/name") for service in find(things, "Service")} >= {
         "features-redis",
         "kafka",
     }
@@ -336,10 +342,10 @@ def secrets_of(pod: Pod) -> Iterator[dict[str, Any]]:
 def requests_of(pod: Pod) -> tuple[float, float]:
     """Return the CPUs and GiB that a pod requests."""
     cpus, gib = 0.0, 0.0
-    for one in pod.containers():
-        if one in pod.spec.get("initContainers", ()) and one.get("restartPolicy") != "Always":
+    for container in pod.containers():
+        if container in pod.spec.get("initContainers", ()) and container.get("restartPolicy") != "Always":
             continue
-        asked = one["resources"]["requests"]
+        asked = container["resources"]["requests"]
         cpu, memory = str(asked["cpu"]), asked["memory"]
         cpus += float(cpu.removesuffix("m")) / (1_000 if cpu.endswith("m") else 1)
         gib += float(memory[:-2]) / (1 if memory.endswith("Gi") else 1_024)
@@ -352,7 +358,7 @@ def test_the_first_training_waits_for_its_files(tmp_path: Path) -> None:
     (job,) = find(things, "Job")
     pod = pod_of(things, job["metadata"]["name"])
     (container,), (wait,) = pod.spec["containers"], pod.spec["initContainers"]
-    there, gone = tmp_path / "events.parquet", tmp_path / "items.parquet"
+    there, missing = tmp_path / "events.parquet", tmp_path / "items.parquet"
     there.touch()
     command = [*wait["command"][:4], f"--events={there}", "--warm-start"]
 
@@ -360,7 +366,7 @@ def test_the_first_training_waits_for_its_files(tmp_path: Path) -> None:
     assert container["args"] == wait["command"][4:] == pod_of(things, "tailrace-train").spec["containers"][0]["args"]
     assert subprocess.run(command, timeout=30, check=False).returncode == 0
     with pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run([*command, f"--items={gone}"], timeout=0.3, check=False)
+        subprocess.run([*command, f"--items={missing}"], timeout=0.3, check=False)
     (other,) = find(templated("--set", "image.tag=0.2.0"), "Job")
     assert other["metadata"]["name"] != job["metadata"]["name"]
 
@@ -371,8 +377,8 @@ def test_a_changed_setting_changes_the_pods() -> None:
         {
             source["configMapRef"]["name"]
             for pod in pods(things)
-            for one in pod.containers()
-            for source in one.get("envFrom", ())
+            for container in pod.containers()
+            for source in container.get("envFrom", ())
             if "configMapRef" in source
         }
         for things in (templated(), templated("--set", "settings.TAILRACE_MAX_RUNNING=64"))

@@ -56,7 +56,7 @@ def bucket_of(url: str) -> Any:
 
 
 def objects(url: str, prefix: str) -> list[str]:
-    return [one["path"] for chunk in bucket_of(url).list(prefix) for one in chunk]
+    return [entry["path"] for chunk in bucket_of(url).list(prefix) for entry in chunk]
 
 
 def test_a_bundle_published_here_serves_there(url: str, tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_what_a_manifest_says_brings_no_files_here(url: str, tmp_path: Path) -> 
     publish(here, tmp_path, "v1", "v2", "v3")
     here.promote("v3")
 
-    found = there.reference()
-    assert found is not None
-    assert found.version == "v1"
+    reference = there.reference()
+    assert reference is not None
+    assert reference.version == "v1"
     there.withdraw("v2")
     assert there.prune(1) == ["v2"]
     assert not (tmp_path / "there" / "files").exists()
@@ -102,9 +102,9 @@ def test_a_report_comes_without_the_bundle(url: str, tmp_path: Path) -> None:
     (source / "student.onnx").write_bytes(b"weights" * 1_000)
     here.publish(source, "v2", {}, pages={"report.json": '{"dataset": "made up"}'})
 
-    found = [there.described("v2", with_report=True).report() for _ in range(2)]
+    reports = [there.described("v2", with_report=True).report() for _ in range(2)]
 
-    assert found == [{"dataset": "made up"}] * 2
+    assert reports == [{"dataset": "made up"}] * 2
     assert there.described("v1", with_report=True).manifest["version"] == "v1"
     assert [path.stat().st_size for path in (tmp_path / "there" / "files").iterdir()] == [22]
     digest = there.described("v2").manifest["files"]["report.json"]
@@ -241,13 +241,13 @@ def test_of_racing_promoters_one_wins_and_all_are_told(url: str, tmp_path: Path)
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    said = dict(zip(racers, (process.communicate(timeout=60)[0].strip() for process in processes), strict=True))
+    outputs = dict(zip(racers, (process.communicate(timeout=60)[0].strip() for process in processes), strict=True))
 
-    (winner,) = [version for version, line in said.items() if line == "moved"]
+    (winner,) = [version for version, line in outputs.items() if line == "moved"]
     assert store.live_version() == winner
     assert [move.version for move in store.record().history] == ["v0", winner]
     assert all(
-        f"the live version is {winner} and no longer v0" in said[version] for version in racers if version != winner
+        f"the live version is {winner} and no longer v0" in outputs[version] for version in racers if version != winner
     )
 
 
@@ -280,9 +280,9 @@ def test_a_download_goes_on_where_it_broke(url: str, tmp_path: Path) -> None:
         part.write_bytes(content)
         os.utime(part, (time.time() - 100, time.time() - 100))
 
-        found = open_at(url, tmp_path / kind).open("v1")
+        bundle = open_at(url, tmp_path / kind).open("v1")
 
-        assert found.decoder_dir.joinpath("model.safetensors").read_bytes() == b"v1" * 500_000
+        assert bundle.decoder_dir.joinpath("model.safetensors").read_bytes() == b"v1" * 500_000
         assert not list(part.parent.iterdir())
 
 
@@ -385,7 +385,7 @@ def test_a_hostile_manifest_writes_and_links_nowhere(url: str, tmp_path: Path) -
     assert not (tmp_path / "x").exists()
     assert not (tmp_path / "there" / "files").exists()
     assert there.reference() is not None
-    assert [one for one in there.versions() if one[:3] != "bad"] == ["v1", "v2"]
+    assert [version for version in there.versions() if version[:3] != "bad"] == ["v1", "v2"]
     assert there.names() == ["default"]
     there.prune(20)
     there.open("v2").verify()

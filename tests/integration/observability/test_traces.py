@@ -146,17 +146,17 @@ async def test_an_event_is_one_trace_up_to_its_row(scene: Scene) -> None:
     """Gateway, producer and worker form a parent chain of spans, and the worker's span links to the event's sender."""
     await scene.click(TRACE["click"])
 
-    found = await scene.arrived(TRACE["click"], "POST /v1/events", "send interactions", "process interactions", "write")
+    spans = await scene.arrived(TRACE["click"], "POST /v1/events", "send interactions", "process interactions", "write")
 
-    door, sent, worked = (found[name][1] for name in ("POST /v1/events", "send interactions", "process interactions"))
-    assert {name: service for name, (service, _) in found.items()} == {
+    door, sent, worked = (spans[name][1] for name in ("POST /v1/events", "send interactions", "process interactions"))
+    assert {name: service for name, (service, _) in spans.items()} == {
         "POST /v1/events": "tailrace-gateway",
         "send interactions": "tailrace-gateway",
         **dict.fromkeys(("process interactions", "decode", "read", "apply", "write"), "tailrace-stream"),
     }
     assert (sent.parent_span_id, worked.parent_span_id) == (door.span_id, sent.span_id)
     assert [link.span_id for link in worked.links] == [sent.span_id]
-    assert {found[name][1].parent_span_id for name in ("decode", "read", "apply", "write")} == {worked.span_id}
+    assert {spans[name][1].parent_span_id for name in ("decode", "read", "apply", "write")} == {worked.span_id}
 
 
 async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
@@ -165,12 +165,12 @@ async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
     await scene.arrived(TRACE["click"], "write")
 
     answer = await scene.recommend(TRACE["read"])
-    found = await scene.arrived(TRACE["read"], "POST /v1/recommendations", "llm.rank", "queue", "prefill")
+    spans = await scene.arrived(TRACE["read"], "POST /v1/recommendations", "llm.rank", "queue", "prefill")
 
-    above = {span.span_id: name for name, (_, span) in found.items()}
+    above = {span.span_id: name for name, (_, span) in spans.items()}
     root = "POST /v1/recommendations"
     assert answer["tier"] == "llm"
-    assert {name: above.get(span.parent_span_id) for name, (_, span) in found.items()} == {
+    assert {name: above.get(span.parent_span_id) for name, (_, span) in spans.items()} == {
         root: None,
         **dict.fromkeys(("features", "route", "rank", "llm", "student", "answer"), root),
         "HMGET": "features",
@@ -178,8 +178,10 @@ async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
         "queue": "llm.rank",
         "prefill": "llm.rank",
     }
-    assert found["llm.rank"][0] == "tailrace-llm"
+    assert spans["llm.rank"][0] == "tailrace-llm"
     get = partial(scene.door.get, f"/v1/explanations/{answer['request_id']}")
-    explained = (await until_answer(get, lambda found: "sentences" in found.json())).json()  # written in the background
+    explained = (
+        await until_answer(get, lambda response: "sentences" in response.json())
+    ).json()  # written in the background
     assert explained["trace_id"] == f"{TRACE['read']:032x}"
     assert explained["llm"]["num_prompt_tokens"] > 0

@@ -93,20 +93,20 @@ async def test_another_machine_serves_parent_adapter_and_canary_on_one_engine(
             k=5,
             budget_ms=30_000.0,
         )
-        reply = await until_answer(lambda: replica.rank(request), lambda one: isinstance(one, RankResult))
+        reply = await until_answer(lambda: replica.rank(request), lambda reply: isinstance(reply, RankResult))
         assert isinstance(reply, RankResult)
         return reply
 
-    found = {
-        (name, one.version): await ranked(name, one.version)
-        for name, one in zip(settings.served_names, published, strict=True)
+    results = {
+        (name, bundle.version): await ranked(name, bundle.version)
+        for name, bundle in zip(settings.served_names, published, strict=True)
     }
     BundleStore.of(settings).release(child.version, [CanaryStage(0.5, 0.0)], 0)
     canary = await ranked("default", child.version)
     engines = {
-        replica._models.peek(name).of(version).bundle.engine for name, version in (*found, ("default", child.version))
+        replica._models.peek(name).of(version).bundle.engine for name, version in (*results, ("default", child.version))
     }
     await asyncio.to_thread(replica.__del__)
 
     assert len(engines) == 1
-    assert canary.scores == found[TENANT_NAME, child.version].scores != found["default", parent.version].scores
+    assert canary.scores == results[TENANT_NAME, child.version].scores != results["default", parent.version].scores

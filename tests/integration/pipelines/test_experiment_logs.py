@@ -81,8 +81,8 @@ def run(*arguments: object) -> str:
 def report(shown: Shown, *arguments: object) -> dict[str, Any]:
     """Return the figures of a report."""
     run("report", shown.folder / "joined", *arguments, "--json", shown.folder / "report.json")
-    found: dict[str, Any] = json.loads((shown.folder / "report.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((shown.folder / "report.json").read_text())
+    return content
 
 
 def logs(folder: Path) -> tuple[OfflineLog[LoggedImpression], OfflineLog[LoggedInteraction]]:
@@ -106,12 +106,12 @@ async def answered(folder: Path) -> tuple[Impression, ...]:
     async with started_world(folder, surfaces_file=surfaces, experiments_file=experiments) as world:
         world.features.users |= {f"user-{number}": user(*HISTORY) for number in range(NUM_USERS)}
         for number in range(NUM_USERS):
-            for place in range(NUM_REQUESTS):
-                world.llm.error = DependencyUnavailable("llm", 1.0) if place % 3 == 0 else None
-                if place % 3 == 0:
-                    world.llm.names = (f"fresh-{number}-{place}",)  # whose breaker is closed
-                surface = "home" if place % 2 == 0 else "cart"
-                await world.recommend(f"user-{number}", request_id=f"{number}-{place}", surface=surface, k=None)
+            for index in range(NUM_REQUESTS):
+                world.llm.error = DependencyUnavailable("llm", 1.0) if index % 3 == 0 else None
+                if index % 3 == 0:
+                    world.llm.names = (f"fresh-{number}-{index}",)  # whose breaker is closed
+                surface = "home" if index % 2 == 0 else "cart"
+                await world.recommend(f"user-{number}", request_id=f"{number}-{index}", surface=surface, k=None)
         await until(lambda: len(world.impressions.records) == NUM_USERS * NUM_REQUESTS)
         return tuple(decode_impression(value) for _, value in world.impressions.records)
 
@@ -120,35 +120,39 @@ async def answered(folder: Path) -> tuple[Impression, ...]:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     """The impressions in the log files, and clicks by the items' rates; both joined."""
     folder = tmp_path_factory.mktemp("experiment")
-    found = asyncio.run(answered(folder))
+    lists = asyncio.run(answered(folder))
     impressions, interactions = logs(folder)
-    impressions.append([LoggedImpression(one, LogPosition("t", 0, place)) for place, one in enumerate(found)])
+    impressions.append(
+        [LoggedImpression(impression, LogPosition("t", 0, offset)) for offset, impression in enumerate(lists)]
+    )
     rng, clicks = np.random.default_rng(29), []
-    for one in found:
-        for item_id in one.item_ids:
+    for impression in lists:
+        for item_id in impression.item_ids:
             if rng.random() < rate(item_id):
-                event = {"event_id": f"e{len(clicks)}", "user_id": one.user_id, "item_id": item_id}
-                named = {"event_time_ms": NOW_MS + 1_000, "request_id": one.request_id}
+                event = {"event_id": f"e{len(clicks)}", "user_id": impression.user_id, "item_id": item_id}
+                named = {"event_time_ms": NOW_MS + 1_000, "request_id": impression.request_id}
                 clicks.append(Interaction(**event, **named))
-    interactions.append([LoggedInteraction(one, LogPosition("e", 0, place)) for place, one in enumerate(clicks)])
+    interactions.append([LoggedInteraction(click, LogPosition("e", 0, offset)) for offset, click in enumerate(clicks)])
     join(folder)
     drawable = {
-        one.request_id: tuple(
-            ranked(by_llm=one.tier == "llm", even=variant_in(one.variant, "even") == "even")[POSITION - 1 :]
+        impression.request_id: tuple(
+            ranked(by_llm=impression.tier == "llm", even=variant_in(impression.variant, "even") == "even")[
+                POSITION - 1 :
+            ]
         )
-        for one in found
-        if one.surface == "home"
+        for impression in lists
+        if impression.surface == "home"
     }
-    return Shown(folder, found, drawable)
+    return Shown(folder, lists, drawable)
 
 
 def policy(shown: Shown, surface: str) -> Path:
     """Write the probabilities of a policy that draws the explored position uniformly and otherwise equals the log."""
     path = shown.folder / f"{surface}.parquet"
     rows = [
-        {"request_id": one.request_id, "probability": 1 / len(shown.drawable.get(one.request_id, ("",)))}
-        for one in shown.impressions
-        if one.surface == surface
+        {"request_id": impression.request_id, "probability": 1 / len(shown.drawable.get(impression.request_id, ("",)))}
+        for impression in shown.impressions
+        if impression.surface == surface
     ]
     pl.DataFrame(rows).write_parquet(path)
     return path
@@ -161,53 +165,55 @@ def clicks_expected(list_ids: list[str]) -> float:
 def with_drawn(order: list[str], item_id: str) -> list[str]:
     """Return the list with this item and the item at the explored position swapped."""
     at = order[POSITION - 1]
-    return [{at: item_id, item_id: at}.get(one, one) for one in order][:K]
+    return [{at: item_id, item_id: at}.get(listed, listed) for listed in order][:K]
 
 
 def test_lists_that_explore_have_propensities_and_others_have_none(shown: Shown) -> None:
     """For each tier and variant, drawn items were candidates with the recorded probability; all of both occur."""
     kinds = set()
-    for one in shown.impressions:
-        if one.surface == "cart":
-            assert (one.propensity, one.variant) == (None, None)
+    for impression in shown.impressions:
+        if impression.surface == "cart":
+            assert (impression.propensity, impression.variant) == (None, None)
             continue
-        may = shown.drawable[one.request_id]
-        drawn = one.item_ids[POSITION - 1]
-        assert one.propensity is not None
+        may = shown.drawable[impression.request_id]
+        drawn = impression.item_ids[POSITION - 1]
+        assert impression.propensity is not None
         assert drawn in may
         expected = 0.5 / len(may) + (0.5 if drawn == may[0] else 0.0)
-        assert one.propensity == pytest.approx((1.0, expected, 1.0, 1.0))
-        kinds.add((one.tier, one.variant))
+        assert impression.propensity == pytest.approx((1.0, expected, 1.0, 1.0))
+        kinds.add((impression.tier, impression.variant))
 
     assert kinds == {(tier, f"even={variant}") for tier in ("llm", "student") for variant in ("control", "even")}
 
 
 def test_a_policy_that_draws_more_is_estimated_from_what_was_explored(shown: Shown) -> None:
     """The IPS interval contains the policy's true clicks per list, and not the log's; the support is complete."""
-    home = [one for one in shown.impressions if one.surface == "home"]
+    home = [impression for impression in shown.impressions if impression.surface == "home"]
     true = np.mean(
         [
             np.mean(
                 [
                     clicks_expected(
-                        with_drawn(ranked(by_llm=one.tier == "llm", even=one.variant == "even=even"), item_id)
+                        with_drawn(
+                            ranked(by_llm=impression.tier == "llm", even=impression.variant == "even=even"), item_id
+                        )
                     )
-                    for item_id in shown.drawable[one.request_id]
+                    for item_id in shown.drawable[impression.request_id]
                 ]
             )
-            for one in home
+            for impression in home
         ]
     )
 
-    found = report(shown, "--off-policy", policy(shown, "home"), "--surface", "home")["off_policy"]
+    estimates = report(shown, "--off-policy", policy(shown, "home"), "--surface", "home")["off_policy"]
 
-    assert found["refusal"] == ""
-    assert found["num_lists"] == len(home)
+    assert estimates["refusal"] == ""
+    assert estimates["num_lists"] == len(home)
     for name in ("ips", "snips"):
-        assert found[name]["low"] < true < found[name]["high"]
-    assert not found["logged"]["low"] < true < found["logged"]["high"]
-    assert found["support"]["low"] < 1 < found["support"]["high"]
-    assert found["effective_lists"] < found["num_lists"]
+        assert estimates[name]["low"] < true < estimates[name]["high"]
+    assert not estimates["logged"]["low"] < true < estimates["logged"]["high"]
+    assert estimates["support"]["low"] < 1 < estimates["support"]["high"]
+    assert estimates["effective_lists"] < estimates["num_lists"]
 
 
 def test_a_surface_that_does_not_explore_is_refused(shown: Shown) -> None:
@@ -226,36 +232,40 @@ def test_the_experiment_s_report_holds_the_truth(shown: Shown) -> None:
     file = shown.folder / "experiments.toml"
     experiment = read_experiments(file).by_name["even"]
     of_users = {f"user-{number}": experiment.variant_of(f"user-{number}") for number in range(NUM_USERS)}
-    home = [one for one in shown.impressions if one.surface == "home"]
+    home = [impression for impression in shown.impressions if impression.surface == "home"]
     true = {
         variant: np.mean(
-            [clicks_expected(list(one.item_ids)) for one in home if of_users[one.user_id or ""] == variant]
+            [
+                clicks_expected(list(impression.item_ids))
+                for impression in home
+                if of_users[impression.user_id or ""] == variant
+            ]
         )
         for variant in ("control", "even")
     }
 
-    found = report(shown, "--experiment", "even", "--experiments", file)
+    result = report(shown, "--experiment", "even", "--experiments", file)
 
-    assert {one["variant"]: one["num_users"] for one in found["variants"]} == {
+    assert {row["variant"]: row["num_users"] for row in result["variants"]} == {
         variant: list(of_users.values()).count(variant) for variant in ("control", "even")
     }
-    (clicks,) = [one for one in found["differences"] if one["metric"] == "clicks"]
-    assert found["mismatch"]["p_value"] > 0.01
+    (clicks,) = [difference for difference in result["differences"] if difference["metric"] == "clicks"]
+    assert result["mismatch"]["p_value"] > 0.01
     assert clicks["low"] < true["even"] - true["control"] < clicks["high"]
     assert clicks["low"] > 0
 
 
 def test_reports_name_nobody_and_erased_users_leave(shown: Shown) -> None:
     """No form of the report contains a user ID. After an erasure the log and a new join lack the user."""
-    folder, gone = shown.folder, "user-7"
+    folder, erased = shown.folder, "user-7"
     page = folder / "report.md"
     shared = ("report", folder / "joined", "--experiment", "even", "--segment", "surface")
     printed = run(*shared, "--markdown", page, "--json", folder / "report.json")
-    files = [one for one in folder.rglob("*") if one.is_file() and one.name.startswith("report")]
-    written = printed + "".join(one.read_text() for one in files if one.suffix in {".md", ".json"})
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name.startswith("report")]
+    written = printed + "".join(file.read_text() for file in files if file.suffix in {".md", ".json"})
     before = pl.read_parquet(folder / "joined")
 
-    erasure = Erasure(erasure_id="x", user_id=gone, accepted_time_ms=NOW_MS + 2_000)
+    erasure = Erasure(erasure_id="x", user_id=erased, accepted_time_ms=NOW_MS + 2_000)
     logs(folder)[0].ledger.append([LoggedErasure(erasure, LogPosition("e", 0, 10**6))], ["t", "e"])
     for log in logs(folder):
         log.erase(0)
@@ -263,5 +273,5 @@ def test_reports_name_nobody_and_erased_users_leave(shown: Shown) -> None:
     after = pl.read_parquet(folder / "joined")
 
     assert "user-" not in written
-    assert gone in before["user_id"].to_list()
-    assert after.sort(after.columns).equals(before.filter(pl.col("user_id") != gone).sort(after.columns))
+    assert erased in before["user_id"].to_list()
+    assert after.sort(after.columns).equals(before.filter(pl.col("user_id") != erased).sort(after.columns))

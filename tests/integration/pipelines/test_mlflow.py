@@ -68,16 +68,16 @@ class Server:
     def runs(self) -> list[dict[str, Any]]:
         """Return all runs of our experiment, oldest first."""
         api = f"{self.uri}/api/2.0/mlflow"
-        found = httpx.get(f"{api}/experiments/get-by-name", params={"experiment_name": EXPERIMENT}).json()
-        searched = {"experiment_ids": [found["experiment"]["experiment_id"]], "order_by": ["start_time ASC"]}
+        response = httpx.get(f"{api}/experiments/get-by-name", params={"experiment_name": EXPERIMENT}).json()
+        searched = {"experiment_ids": [response["experiment"]["experiment_id"]], "order_by": ["start_time ASC"]}
         runs: list[dict[str, Any]] = httpx.post(f"{api}/runs/search", json=searched).json()["runs"]
         return runs
 
     def history(self, run: dict[str, Any], name: str) -> list[tuple[int, float]]:
         """Return all values of a run's metric, by step."""
         asked = {"run_id": run["info"]["run_id"], "metric_key": name, "max_results": 25_000}
-        found = httpx.get(f"{self.uri}/api/2.0/mlflow/metrics/get-history", params=asked).json()["metrics"]
-        return sorted((int(one["step"]), one["value"]) for one in found)
+        points = httpx.get(f"{self.uri}/api/2.0/mlflow/metrics/get-history", params=asked).json()["metrics"]
+        return sorted((int(point["step"]), point["value"]) for point in points)
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +88,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "no command `mlflow`: its server is too large for the lock; install it apart, for example by `uv tool "
             "install mlflow`"
         )
-    one = Server(tmp_path_factory.mktemp("mlflow"))
-    one.start()
-    yield one
-    one.stop()
+    running = Server(tmp_path_factory.mktemp("mlflow"))
+    running.start()
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +119,8 @@ def test_a_training_is_a_run_with_its_parameters_losses_and_end(server: Server, 
     run, trained = named(server, "train-whole"), read_training(tmp_path)
     assert run["info"]["status"] == "FINISHED"
     assert [loss for _, loss in server.history(run, "loss")] == pytest.approx(trained["losses"]["means"])
-    assert server.history(run, "validation") == [(one["step"], one["validation"]) for one in trained["curve"]]
-    parameters = {one["key"]: one["value"] for one in run["data"]["params"]}
+    assert server.history(run, "validation") == [(point["step"], point["validation"]) for point in trained["curve"]]
+    parameters = {parameter["key"]: parameter["value"] for parameter in run["data"]["params"]}
     assert parameters["fit.descent.learning_rate"] == str(DROPPED_DECODER.fit.descent.learning_rate)
     assert (parameters["hidden_size"], parameters["workers"]) == (str(DROPPED_DECODER.hidden_size), "2")
 
@@ -135,9 +135,9 @@ def test_a_fit_that_fails_ends_its_run_as_failed_and_goes_on_in_it(server: Serve
     with MlflowRun(server.uri, "train-broken", {"seed": "1"}, tmp_path) as run:
         run.measured(2, {"loss": 1.0})
 
-    found = named(server, "train-broken")
-    assert found["info"]["status"] == "FINISHED"
-    assert server.history(found, "loss") == [(1, 2.0), (2, 1.0)]
+    recorded = named(server, "train-broken")
+    assert recorded["info"]["status"] == "FINISHED"
+    assert server.history(recorded, "loss") == [(1, 2.0), (2, 1.0)]
 
 
 def test_ranks_that_are_killed_leave_no_run_that_goes_on_for_ever(server: Server, data: Path, tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_more_measurements_and_parameters_than_one_request_takes_arrive_whole(se
         for step in range(2_500):
             run.measured(step, {"loss": 1.0 * step})
 
-    found = named(server, "train-many")
-    assert server.history(found, "loss") == [(step, 1.0 * step) for step in range(2_500)]
-    assert len(found["data"]["params"]) == 150
+    recorded = named(server, "train-many")
+    assert server.history(recorded, "loss") == [(step, 1.0 * step) for step in range(2_500)]
+    assert len(recorded["data"]["params"]) == 150
 
 
 def test_a_server_that_goes_away_and_comes_back_is_named_once_and_misses_nothing(

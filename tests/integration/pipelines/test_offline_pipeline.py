@@ -135,13 +135,13 @@ async def test_online_store_holds_histories_and_lists_of_the_live_version(places
     """A user's read returns the history and a list of the live bundle that includes the newest event."""
     features = [await read_lists(places, f"u{number:03d}") for number in range(40)]
 
-    listed = [one for one in features if one.precomputed is not None]
+    listed = [user for user in features if user.precomputed is not None]
     assert len(listed) == 10
-    assert all(len(one.history_item_ids) == 12 for one in features)
-    for one in listed:
-        assert one.precomputed is not None
-        assert one.precomputed.made_from_row_us == one.as_of_us
-        assert not set(one.precomputed.item_ids) & set(one.history_item_ids)
+    assert all(len(user.history_item_ids) == 12 for user in features)
+    for user in listed:
+        assert user.precomputed is not None
+        assert user.precomputed.made_from_row_us == user.as_of_us
+        assert not set(user.precomputed.item_ids) & set(user.history_item_ids)
 
 
 async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
@@ -181,13 +181,13 @@ async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
         redis = RedisAddress(host=HOST, port=other.port)
         moved = replace(places, feature_repo=replace(places.feature_repo, redis=redis))
         report = await asyncio.to_thread(run_pipeline, options, moved, quiet())
-        found = [await read_lists(moved, f"u{number:03d}") for number in range(40)]
+        users = [await read_lists(moved, f"u{number:03d}") for number in range(40)]
 
     assert {stage.stage for stage in report.stages if not stage.skipped} <= {"gate", "publish"}
     assert read_ledger(places.stages_dir / LEDGER) == openings
     assert report.bundle_version == BundleStore(places.bundle_root).live_version()
-    assert all(one.history_item_ids for one in found)
-    assert sum(one.precomputed is not None for one in found) == 10
+    assert all(user.history_item_ids for user in users)
+    assert sum(user.precomputed is not None for user in users) == 10
 
 
 def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pair_serves(
@@ -197,9 +197,9 @@ def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pai
     places = copied_state(tmp_path / "state")
     shutil.rmtree(places.bundle_root)
     refitted = run_pipeline(replace(options, until="refit"), places, quiet()).stages[-1].path / "refit.json"
-    found = json.loads(refitted.read_text())
-    found["models"]["student"]["in_common"] = 0.1
-    refitted.write_text(json.dumps(found))
+    refit = json.loads(refitted.read_text())
+    refit["models"]["student"]["in_common"] = 0.1
+    refitted.write_text(json.dumps(refit))
 
     with pytest.raises(StageFailed, match=r"^stage refit: the student's lists have 10% in common .*--no-refit"):
         run_pipeline(options, places, quiet())
@@ -294,9 +294,9 @@ def test_validation_chooses_the_depth_of_a_large_catalogue(
 
     done = {stage.stage: stage for stage in run_pipeline(large, places_in(tmp_path, store), quiet()).stages}
 
-    found, better = code_depth.read_comparison(done["depth"].path), 4 - poor
-    assert found["depth"] == better
-    assert found["ndcg10"][str(better)] > found["ndcg10"][str(poor)]
+    comparison, better = code_depth.read_comparison(done["depth"].path), 4 - poor
+    assert comparison["depth"] == better
+    assert comparison["ndcg10"][str(better)] > comparison["ndcg10"][str(poor)]
     assert (done["tokenize"].skipped, done["train"].skipped) == (True, True)
     assert load_catalogue(done["tokenize"].path / "catalogue.parquet").depth == better
 

@@ -32,13 +32,13 @@ def test_what_is_recorded_is_accounted_for(tmp_path: Path, subject: str, dearest
     )
     again = CliRunner().invoke(app, ["profile", subject, "--trace", str(kept)], catch_exceptions=False)
 
-    found = json.loads(out.read_text())
+    profile = json.loads(out.read_text())
     parts = ("compute_us", "communication_exposed_us", "copy_exposed_us", "idle_us")
-    assert sum(found[name] for name in parts) == pytest.approx(found["span_us"])
-    assert sum(found["shares"].values()) == pytest.approx(1)
-    assert any(one["name"].startswith(dearest) for one in found["operations"])
-    assert any(one["roofline_share"] is not None for one in found["operations"])
-    assert done.stdout.splitlines()[-1] == found["sentence"]
+    assert sum(profile[name] for name in parts) == pytest.approx(profile["span_us"])
+    assert sum(profile["shares"].values()) == pytest.approx(1)
+    assert any(operation["name"].startswith(dearest) for operation in profile["operations"])
+    assert any(operation["roofline_share"] is not None for operation in profile["operations"])
+    assert done.stdout.splitlines()[-1] == profile["sentence"]
     assert again.stdout == done.stdout
 
 

@@ -147,17 +147,17 @@ def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, optio
         run_pipeline(beyond, places, Console(file=shown, width=400))
 
     path = Path(str(refused.value).partition("report: ")[2])
-    page, found = path.read_text(), json.loads((path.parent / "report.json").read_text())
+    page, report = path.read_text(), json.loads((path.parent / "report.json").read_text())
     assert BundleStore(places.bundle_root).live_version() == before
     assert "item_knn" in shown.getvalue()
     assert page.startswith("# Not published: the gate rejected these models\n")
     assert "published by force" not in page
-    assert found["gate"]["problems"][-1].endswith("(--student-floor)")
-    assert any(step.startswith("--student-epochs") for step in found["gate"]["next_steps"])
-    assert found["metrics"]["decoder"]["ndcg@10"] > 0
-    for sentence in (*found["gate"]["problems"], *found["gate"]["next_steps"]):
+    assert report["gate"]["problems"][-1].endswith("(--student-floor)")
+    assert any(step.startswith("--student-epochs") for step in report["gate"]["next_steps"])
+    assert report["metrics"]["decoder"]["ndcg@10"] > 0
+    for sentence in (*report["gate"]["problems"], *report["gate"]["next_steps"]):
         assert f"- {sentence}." in page
-    assert all(step in shown.getvalue() for step in found["gate"]["next_steps"])
+    assert all(step in shown.getvalue() for step in report["gate"]["next_steps"])
 
 
 def test_forced_is_a_fact_of_the_publication_and_not_of_the_models(places: Places, options: PipelineOptions) -> None:

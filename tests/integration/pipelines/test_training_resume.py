@@ -82,23 +82,23 @@ def test_a_killed_fit_ends_with_the_same_bytes(model: str, how: list[str], data:
     assert written(broken) == written(whole)
 
 
-@pytest.mark.parametrize("place", [0, 100, -1])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(place: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("position", [0, 100, -1])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(position: int, tmp_path: Path) -> None:
     """A flipped byte in the length, the header or a tensor is logged, and the fit resumes from the older file."""
     saved = Checkpoints(tmp_path, "train", 60)
     for epoch in (1, 2, 3):
         saved.save(FitState(STATE.tensors, {"epoch": epoch}))
     newest = max(tmp_path.iterdir())
     content = bytearray(newest.read_bytes())
-    content[place] ^= 1
+    content[position] ^= 1
     newest.write_bytes(content)
 
     with capture_logs() as logged:
-        found = saved.newest(watch=LoggedFit())
+        state = saved.newest(watch=LoggedFit())
 
     assert len(list(tmp_path.iterdir())) == 2
-    assert found is not None
-    assert found.values == {"epoch": 2}
+    assert state is not None
+    assert state.values == {"epoch": 2}
     assert newest.name in logged[0]["why"]
 
 
@@ -113,10 +113,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(tmp_path: Path)
     ):
         saved.save(FitState(STATE.tensors, {"epoch": 2}))
 
-    found = saved.newest()
+    state = saved.newest()
     assert [path.name for path in tmp_path.iterdir()] == ["000000001.safetensors"]
-    assert found is not None
-    assert found.values == {"epoch": 1}
+    assert state is not None
+    assert state.values == {"epoch": 1}
 
 
 @contextmanager

@@ -48,11 +48,11 @@ def test_two_workers_learn_what_one_does(
     tokens: str, options: TrainOptions, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """Losses and weights equal one process's within fp32 rounding, with every training option in use."""
-    one, alone = undisturbed(tokens, options)
+    single, alone = undisturbed(tokens, options)
 
     together = trained(data / tokens, options, tmp_path)
 
-    weights = [load_file(folder / "decoder" / "model.safetensors") for folder in (one, tmp_path)]
+    weights = [load_file(folder / "decoder" / "model.safetensors") for folder in (single, tmp_path)]
     assert together == pytest.approx(alone, rel=1e-5)
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
@@ -73,7 +73,7 @@ def test_a_divided_model_learns_what_a_whole_one_does(
     workers: int, parallel: str, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """Each layout divides the tensors; half of the fit in it and the rest in one process give one process's losses."""
-    one, alone = undisturbed("weighted", SAMPLED)
+    single, alone = undisturbed("weighted", SAMPLED)
     out = tmp_path / parallel
     out.mkdir()
 
@@ -81,7 +81,7 @@ def test_a_divided_model_learns_what_a_whole_one_does(
     kinds = {path.suffix for path in (out / "saved").iterdir() if path.suffix != ".partial"}
     again = trained(data / "weighted", SAMPLED, out, ONE)
 
-    weights = [load_file(folder / "decoder" / "model.safetensors") for folder in (one, out)]
+    weights = [load_file(folder / "decoder" / "model.safetensors") for folder in (single, out)]
     assert kinds == {".shards"}
     assert again == pytest.approx(alone, rel=1e-5)
     for name, value in weights[0].items():
@@ -105,12 +105,12 @@ def test_ranks_write_their_files_of_a_decoder_that_transformers_loads(
 ) -> None:
     """A file per rank and their index hold one process's weights, and transformers computes the same states."""
     transformers = pytest.importorskip("transformers")
-    one, _ = undisturbed("tokens", DROPPED_DECODER)
+    single, _ = undisturbed("tokens", DROPPED_DECODER)
 
     trained(data / "tokens", DROPPED_DECODER, tmp_path, replace(TWO, parallel=parallel))
 
     folder = tmp_path / "decoder"
-    ours, expected = (load_decoder(root / "decoder", torch.float32, CPU) for root in (tmp_path, one))
+    ours, expected = (load_decoder(root / "decoder", torch.float32, CPU) for root in (tmp_path, single))
     theirs, loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     tokens_BL = torch.arange(1, 13).view(2, 6)
     with torch.no_grad():
@@ -133,9 +133,9 @@ def test_gradients_in_fewer_bytes_change_losses_little(
     _, expected = undisturbed("tokens", DROPPED_DECODER)
 
     fewer = replace(TWO, parallel="ddp", compression=compression, bucket_mb=0.001)
-    found = trained(data / "tokens", DROPPED_DECODER, tmp_path, fewer)
+    losses = trained(data / "tokens", DROPPED_DECODER, tmp_path, fewer)
 
-    assert found == pytest.approx(expected, rel=2e-2)
+    assert losses == pytest.approx(expected, rel=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_ray_train_starts_the_same_fit(
         monkeypatch.setenv(name, value)
     here, expected = undisturbed("tokens", DROPPED_DECODER, TWO)
 
-    found = trained(data / "tokens", DROPPED_DECODER, tmp_path, replace(TWO, ray="local"))
+    losses = trained(data / "tokens", DROPPED_DECODER, tmp_path, replace(TWO, ray="local"))
 
     weights = [(folder / "decoder" / "model.safetensors").read_bytes() for folder in (here, tmp_path)]
-    assert found == expected
+    assert losses == expected
     assert weights[0] == weights[1]
 
 

@@ -62,8 +62,8 @@ class Scene:
     def report(self) -> ReleaseReport:
         """Return the record's report on the canary; empty before the first look."""
         canary = self.store.record().canary
-        found = None if canary is None else ReleaseReport.decode(canary.report)
-        return found or ReleaseReport(reason="")
+        report = None if canary is None else ReleaseReport.decode(canary.report)
+        return report or ReleaseReport(reason="")
 
     def reported(self) -> ReleaseReport:
         """Wait for a look at the topics' current records; return its findings."""
@@ -71,8 +71,8 @@ class Scene:
         before = canary.looked_ms if canary is not None else 0
 
         def looked() -> bool:
-            found = self.store.record().canary
-            return found is None or (found.looked_ms or 0) > (before or 0)
+            canary = self.store.record().canary
+            return canary is None or (canary.looked_ms or 0) > (before or 0)
 
         wait_for(looked, what="a look")
         return self.report
@@ -109,8 +109,8 @@ def test_an_equal_candidate_goes_through_its_stages_and_live(scene: Scene) -> No
     scene.start()
 
     def moved() -> Canary | None:
-        found = scene.store.record().canary
-        return found if found is not None and found.stage == 1 else None
+        canary = scene.store.record().canary
+        return canary if canary is not None and canary.stage == 1 else None
 
     second = wait_for(moved, what="the second stage")
     assert second.since_ms > began_ms
@@ -150,12 +150,12 @@ def test_fewer_clicks_are_found_across_a_kill_and_whatever_is_repeated(scene: Sc
     send(scene.settings, lists, clicks)
     scene.start()
     wait_for(lambda: sum(scene.reported().users), what="a look")
-    once = wait_for(lambda: found if sum((found := scene.reported()).lists) == len(lists) else None)
+    once = wait_for(lambda: report if sum((report := scene.reported()).lists) == len(lists) else None)
     scene.stop(signal.SIGKILL)
     scene.start()
     again = scene.reported()
 
-    guards = [{one.name: one for one in found.guards} for found in (once, again)]
+    guards = [{guard.name: guard for guard in report.guards} for report in (once, again)]
     assert guards[0]["clicks"] == guards[1]["clicks"]
     assert (guards[0]["clicks"].worse_by or 0) > 0.15
     assert again.lists == once.lists
@@ -215,9 +215,9 @@ def test_a_release_by_hand_stays_and_says_how_it_goes_on(scene: Scene) -> None:
     canary = scene.release(by_hand=True, budgets=LENIENT)
     send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
     scene.start()
-    found = wait_for(lambda: found if (found := scene.reported()).outcome == "no worse" else None)
+    report = wait_for(lambda: report if (report := scene.reported()).outcome == "no worse" else None)
 
-    assert "tailrace release --next" in found.reason
+    assert "tailrace release --next" in report.reason
     assert scene.store.live_version() == "old"
 
 

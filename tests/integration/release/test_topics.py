@@ -43,9 +43,9 @@ def test_records_are_returned_once_while_the_log_is_the_same(broker: Server) -> 
         reader.close()
         assert read(reader) == []
         assert reader._logs is not None
-        for place, mark in reader._logs.marks.items():
+        for partition, mark in reader._logs.marks.items():
             if mark.last is not None:
-                reader._logs.marks[place] = Mark(mark.offset, mark.leader_epoch, (mark.last[0], "another record"))
+                reader._logs.marks[partition] = Mark(mark.offset, mark.leader_epoch, (mark.last[0], "another record"))
         reader.close()
 
         assert read(reader) == ["a", "b", "c", "d"]

@@ -59,8 +59,8 @@ def built(overlay: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    graph: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return graph
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_the_graph_is_built_from_the_config(overlay: str) -> None:
     assert set(graph["deployments"]) == {"Gateway", "llm"}
     assert gateway["policy"] == "services.gateway.autoscale:by_queue_and_lateness"
     assert (gateway["cpus"], llm["gpus"]) == (1, 1 if overlay == "gpu" else 0)
-    for one in (gateway, llm):
-        assert one["min"] >= 1
-        assert one["max"] > one["min"]
-        assert one["target"] < one["ongoing"]
-        assert one["queued"] > 0
-        assert one["env"]["PROMETHEUS_MULTIPROC_DIR"] == "/var/lib/tailrace/run/metrics"
+    for deployment in (gateway, llm):
+        assert deployment["min"] >= 1
+        assert deployment["max"] > deployment["min"]
+        assert deployment["target"] < deployment["ongoing"]
+        assert deployment["queued"] > 0
+        assert deployment["env"]["PROMETHEUS_MULTIPROC_DIR"] == "/var/lib/tailrace/run/metrics"

@@ -126,7 +126,7 @@ async def test_two_long_prompts_are_answered_on_a_slow_processor(ours: Path) -> 
 
     async def answer(number: int) -> bool:
         """Write a few tokens after 1,500 tokens that no other prompt has."""
-        prompt = tuple((7 * place + number) % 40_000 + 10 for place in range(1_500))
+        prompt = tuple((7 * index + number) % 40_000 + 10 for index in range(1_500))
         request = TextRequest(
             request_id=str(number), model="s", prompt=prompt, max_tokens=4, sampling=SamplingOptions()
         )

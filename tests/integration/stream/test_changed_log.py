@@ -101,7 +101,7 @@ def test_a_broken_connection_changes_no_log(one_log: Rig, brokers: TwoBrokers) -
     rig = one_log
     for number in range(3):
         rig.start_worker()
-        rig.send(*(click(10 * number + place) for place in range(10)))
+        rig.send(*(click(10 * number + index) for index in range(10)))
         wait_for(lambda least=10 * (number + 1): len(rig.logged()) >= least, what="all logged")
         brokers.proxy.cut()
         rig.send(click(100 + number))

@@ -62,13 +62,15 @@ def receipt_of(rig: Rig, erasure_id: str) -> ErasureProgress | None:
 
 def is_done(rig: Rig, erasure_id: str) -> bool:
     """Return whether an erasure is done everywhere."""
-    found = receipt_of(rig, erasure_id)
-    return found is not None and found.is_done
+    receipt = receipt_of(rig, erasure_id)
+    return receipt is not None and receipt.is_done
 
 
 def until_done(rig: Rig, *erasure_ids: str) -> None:
     for erasure_id in erasure_ids:
-        wait_for(lambda one=erasure_id: is_done(rig, one), 90.0, f"the receipt: {receipt_of(rig, erasure_id)}")
+        wait_for(
+            lambda erasure_id=erasure_id: is_done(rig, erasure_id), 90.0, f"the receipt: {receipt_of(rig, erasure_id)}"
+        )
 
 
 def test_what_came_before_leaves_and_what_comes_after_begins_a_new_history(rig: Rig) -> None:
@@ -192,7 +194,7 @@ def serve_past(rig: Rig, folder: Path, *user_ids: str) -> None:
     """Serve base tables with five events of each of these users, from an output of the pipeline's stages."""
     output = rig.settings.stages_dir / "features" / "0123456789abcdef"
     output.mkdir(parents=True)
-    write_arrivals(ratings(*((user_id, f"old{place}") for user_id in user_ids for place in range(5))), folder)
+    write_arrivals(ratings(*((user_id, f"old{index}") for user_id in user_ids for index in range(5))), folder)
     build_tables(folder, 30, output, silent)
     serve(output, rig.features, rig.settings.offline_log_dir, silent)
 
@@ -297,17 +299,17 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, 
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
     rig.start_worker()
-    erasures = [one for one in sent if isinstance(one, Erasure)]
-    wait_for(lambda: all(is_done(rig, one.erasure_id) for one in erasures[-3:]), 120.0, "the last receipts")
-    until_done(rig, *(one.erasure_id for one in erasures))
+    erasures = [message for message in sent if isinstance(message, Erasure)]
+    wait_for(lambda: all(is_done(rig, erasure.erasure_id) for erasure in erasures[-3:]), 120.0, "the last receipts")
+    until_done(rig, *(erasure.erasure_id for erasure in erasures))
     rig.stop_worker()
 
-    expected: dict[str, list[str]] = {one.user_id: [] for one in sent}
-    for one in sent:
-        if isinstance(one, Erasure):
-            expected[one.user_id].clear()
+    expected: dict[str, list[str]] = {message.user_id: [] for message in sent}
+    for message in sent:
+        if isinstance(message, Erasure):
+            expected[message.user_id].clear()
         else:
-            expected[one.user_id].append(one.item_id)
+            expected[message.user_id].append(message.item_id)
     rows = rig.rows(*expected)
     assert {user: list(rows[user].item_ids) if user in rows else [] for user in expected} == {
         user: items[-30:] for user, items in expected.items()
@@ -316,9 +318,11 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, 
         "e" + item[1:] for items in expected.values() for item in items
     )
     ledger = ErasureLedger(rig.settings.offline_log_dir)
-    tombstones = [one for partition in ledger.partitions for one in ledger.tombstones(partition)]
-    assert sorted(one.erasure_id for one in tombstones) == sorted(one.erasure_id for one in erasures)
-    assert all(one.user_id is None for one in tombstones)
+    tombstones = [tombstone for partition in ledger.partitions for tombstone in ledger.tombstones(partition)]
+    assert sorted(tombstone.erasure_id for tombstone in tombstones) == sorted(
+        erasure.erasure_id for erasure in erasures
+    )
+    assert all(tombstone.user_id is None for tombstone in tombstones)
 
 
 NUM_BY_FILE = BATCH_USERS + 1_200
@@ -369,7 +373,7 @@ def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path)
         in done.stdout
     )
     assert rig.rows(*user_ids[-50:], OTHER).keys() == {OTHER}
-    sent = [one for _, one in read_topic(rig.broker, "interactions") if b"erasure_id" in (one.value or b"")]
+    sent = [record for _, record in read_topic(rig.broker, "interactions") if b"erasure_id" in (record.value or b"")]
     assert NUM_BY_FILE <= len(sent) <= NUM_BY_FILE + BATCH_USERS
 
 

@@ -41,7 +41,9 @@ def impression(number: int, user_id: str | None = "u", items: tuple[str, ...] = 
 def show(rig: Rig, *impressions: Impression) -> None:
     """Produce impressions as a gateway does."""
     producer = KafkaProducer(bootstrap_servers=rig.settings.kafka_bootstrap, max_block_ms=10_000)
-    for receipt in [producer.send("impressions", key=one.key, value=one.encode()) for one in impressions]:
+    for receipt in [
+        producer.send("impressions", key=impression.key, value=impression.encode()) for impression in impressions
+    ]:
         receipt.get(10)
     producer.close()
 
@@ -49,7 +51,7 @@ def show(rig: Rig, *impressions: Impression) -> None:
 def landed(rig: Rig) -> list[str]:
     """Return the request IDs in the offline log of impressions."""
     log = OfflineLog(rig.settings.offline_log_dir, kind=IMPRESSIONS)
-    return [one.impression.request_id for partition in range(4) for one in log.read(partition)]
+    return [logged.impression.request_id for partition in range(4) for logged in log.read(partition)]
 
 
 async def test_what_was_shown_is_in_the_same_read_until_the_user_acts_on_it(rig: Rig) -> None:

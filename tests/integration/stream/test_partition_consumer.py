@@ -151,9 +151,11 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
     """A compressed record may be too large to copy: its headers are copied, and later records too."""
     consumer.dead_letter([letter(0, b"u", b"x" * 2_000_000), letter(1, b"u", b"small")])
 
-    found = sorted((record for _, record in read_topic(broker, DEAD)), key=lambda one: dict(one.headers)["offset"])
-    headers = dict(found[0].headers)
-    assert [one.value for one in found] == [b"", b"small"]
+    records = sorted(
+        (record for _, record in read_topic(broker, DEAD)), key=lambda record: dict(record.headers)["offset"]
+    )
+    headers = dict(records[0].headers)
+    assert [record.value for record in records] == [b"", b"small"]
     assert (headers["left_out_bytes"], headers["reason"]) == (b"2000001", b"because")
 
 
@@ -196,27 +198,29 @@ def test_a_header_that_is_not_utf8_stops_nothing(address: LogAddress, broker: Se
             producer.send(address.topic, value=b"{}", headers=headers, partition=partition)
         producer.flush(5)
     producer.close()
-    found: list[Record] = []
-    wait_for(lambda: len(found_with(found, consumer)) >= 11, 20.0, "all records")
+    records: list[Record] = []
+    wait_for(lambda: len(found_with(records, consumer)) >= 11, 20.0, "all records")
     consumer.close()
 
-    places = [(one.position.partition, one.position.offset, one.last_position.offset) for one in found]
+    places = [(record.position.partition, record.position.offset, record.last_position.offset) for record in records]
     assert sorted(places) == [(0, n, n) for n in range(6)] + [(1, 0, 0), (1, 1, 1), (1, 2, 3), (1, 4, 4), (1, 5, 5)]
-    assert [one.reason[:7] for one in decode(found, 2, 0).dead if one.record.undecodable] == ["headers"]
+    assert [dead_letter.reason[:7] for dead_letter in decode(records, 2, 0).dead if dead_letter.record.undecodable] == [
+        "headers"
+    ]
 
 
-def found_with(found: list[Record], consumer: PartitionConsumer) -> list[Record]:
+def found_with(records: list[Record], consumer: PartitionConsumer) -> list[Record]:
     """Add the next poll's result."""
-    found += consumer.poll(50)
-    return found
+    records += consumer.poll(50)
+    return records
 
 
 def test_a_record_of_nothing_is_a_dead_letter_too(consumer: PartitionConsumer, broker: Server) -> None:
     """A record with neither key nor value does not end the worker."""
     consumer.dead_letter([letter(0, None, None)])
 
-    ((_, found),) = read_topic(broker, DEAD)
-    assert (found.key, found.value, dict(found.headers)["offset"]) == (None, b"", b"0")
+    ((_, record),) = read_topic(broker, DEAD)
+    assert (record.key, record.value, dict(record.headers)["offset"]) == (None, b"", b"0")
 
 
 def test_lag_counts_every_record_of_a_batch(consumer: PartitionConsumer, broker: Server) -> None:
@@ -239,13 +243,13 @@ def test_records_of_an_open_transaction_are_not_read(consumer: PartitionConsumer
     producer.send("interactions", key=b"u", value=b"in a transaction", partition=0).get(10)
     while_open = [record.value for _ in range(5) for record in consumer.poll(50)]
     producer.commit_transaction()
-    found: list[Record] = []
-    wait_for(lambda: found_with(found, consumer), 10.0, "the committed record")
+    records: list[Record] = []
+    wait_for(lambda: found_with(records, consumer), 10.0, "the committed record")
     wait_for(lambda: not consumer.poll(50) and consumer.lag() == {0: 0}, 10.0, "the position behind the marker")
     producer.close()
 
     assert while_open == []
-    assert [record.value for record in found] == [b"in a transaction"]
+    assert [record.value for record in records] == [b"in a transaction"]
 
 
 def test_added_partitions_end_the_consumer(consumer: PartitionConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +308,7 @@ def test_a_long_topic_is_read_as_soon_as_a_short_one(address: LogAddress, broker
 
     producer.send("interactions", key=b"u", value=b"last").get(10)
     ArrivalFile(tmp_path, "interactions").touch()
-    read = [one.value for _ in range(8) for one in consumer.poll(100)]
+    read = [record.value for _ in range(8) for record in consumer.poll(100)]
     producer.close()
     consumer.close()
 

@@ -39,9 +39,9 @@ async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) ->
     await producer.record([(b"u1", b"%d" % number) for number in range(50)])
     await producer.record([(b"u2", b"x"), (b"u3", b"y")])
 
-    found = await asyncio.to_thread(read_all, broker)
-    mine = [(partition, value) for partition, key, value in found if key == b"u1"]
-    assert len(found) == 52
+    records = await asyncio.to_thread(read_all, broker)
+    mine = [(partition, value) for partition, key, value in records if key == b"u1"]
+    assert len(records) == 52
     assert len({partition for partition, _ in mine}) == 1
     assert [value for _, value in mine] == [b"%d" % number for number in range(50)]
     await asyncio.to_thread(producer.stop)
@@ -57,8 +57,8 @@ async def test_gathered_records_arrive_in_order_and_before_the_end(broker: Serve
         await asyncio.sleep(0.01)
     await asyncio.to_thread(producer.stop)
 
-    found = await asyncio.to_thread(read_all, broker)
-    assert [value for _, _, value in found] == [b"%d" % number for number in range(30)]
+    records = await asyncio.to_thread(read_all, broker)
+    assert [value for _, _, value in records] == [b"%d" % number for number in range(30)]
     assert outcomes == [True] * 30
 
 

@@ -48,7 +48,7 @@ async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:
     await asyncio.to_thread(rig.send, click(1, event_time_ms=time.time_ns() // 1_000_000))
 
     seen = await until_answer(lambda: reader.read("u", "v1", TIMEOUT_S), lambda features: features.num_events == 1)
-    popular = await until_answer(lambda: reader.read_popular(TIMEOUT_S), lambda found: bool(found.weights))
+    popular = await until_answer(lambda: reader.read_popular(TIMEOUT_S), lambda row: bool(row.weights))
     await reader.close()
 
     assert seen.history_item_ids == ("i1",)

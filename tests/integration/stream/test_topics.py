@@ -31,11 +31,11 @@ def test_topics_are_made_once_a_broker_answers(
             waiting.result(60)
         again = topics.create_missing(settings.kafka_address.client_options(), topics.wanted_topics(settings))
         admin = KafkaAdminClient(bootstrap_servers=broker.address)
-        found = set(admin.list_topics())
+        existing = set(admin.list_topics())
         admin.close()
     finally:
         broker.kill()
 
     assert {line.removeprefix("made topic ") for line in capsys.readouterr().out.splitlines()} == NAMES
-    assert found >= NAMES
+    assert existing >= NAMES
     assert again == []

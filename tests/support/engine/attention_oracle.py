@@ -178,7 +178,7 @@ def sample(number: int) -> list[Case]:
 
 
 def _pairs(case: Case) -> set[object]:
-    return set(itertools.combinations([(one.name, getattr(case, one.name)) for one in fields(case)], 2))
+    return set(itertools.combinations([(field.name, getattr(case, field.name)) for field in fields(case)], 2))
 
 
 def checked(case: Case, name: str) -> dict[str, Any]:

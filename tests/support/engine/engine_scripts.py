@@ -169,20 +169,20 @@ def assert_as_alone(play: Play) -> None:
     assert play.engine.load().kv_cache_usage == 0
 
 
-def assert_same_answers(found: dict[str, EngineOutcome], wanted: dict[str, EngineOutcome]) -> None:
+def assert_same_answers(outcomes: dict[str, EngineOutcome], wanted: dict[str, EngineOutcome]) -> None:
     """Compare the answers of all requests."""
-    assert found.keys() == wanted.keys()
+    assert outcomes.keys() == wanted.keys()
     for name, outcome in wanted.items():
-        assert_same_answer(found[name], outcome)
+        assert_same_answer(outcomes[name], outcome)
 
 
-def assert_same_answer(found: EngineOutcome, wanted: EngineOutcome) -> None:
+def assert_same_answer(outcome: EngineOutcome, wanted: EngineOutcome) -> None:
     """Compare everything that a caller sees of an outcome; for a truncated outcome, its beginning."""
-    if found.status in (SequenceStatus.CANCELLED, SequenceStatus.LATE):
-        assert found.token_ids == wanted.token_ids[: len(found.token_ids)]
-        assert not len(found.item_indices)
+    if outcome.status in (SequenceStatus.CANCELLED, SequenceStatus.LATE):
+        assert outcome.token_ids == wanted.token_ids[: len(outcome.token_ids)]
+        assert not len(outcome.item_indices)
         return
-    assert found.status is wanted.status
-    assert found.token_ids == wanted.token_ids
-    assert found.item_indices.tolist() == wanted.item_indices.tolist()
-    np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-4)
+    assert outcome.status is wanted.status
+    assert outcome.token_ids == wanted.token_ids
+    assert outcome.item_indices.tolist() == wanted.item_indices.tolist()
+    np.testing.assert_allclose(outcome.scores, wanted.scores, atol=1e-4)

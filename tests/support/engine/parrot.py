@@ -63,11 +63,11 @@ class Parrot:
         await self._step(0)
         yield TextBegan(num_prompt_tokens=len(words), num_cached_tokens=NUM_CACHED)
         open_choices, offset = set(range(request.n)), 0
-        for place, word in enumerate(islice(cycle(words), num_tokens), 1):
+        for number, word in enumerate(islice(cycle(words), num_tokens), 1):
             for index in sorted(open_choices):
                 await self._step(num_written)
                 is_stop = any(stop in f" {word}" for stop in request.stop)
-                is_last = is_stop or place == num_tokens
+                is_last = is_stop or number == num_tokens
                 num_written += not is_stop
                 if is_last:
                     open_choices.discard(index)

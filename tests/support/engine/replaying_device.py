@@ -53,11 +53,11 @@ class ReplayedBody:
         self._inputs = inputs
         self.num_replays = 0
         if body in device.warmed:
-            recorded, found = device.warmed.pop(body)
+            recorded, outputs = device.warmed.pop(body)
         else:
             with _NoWaiting() as recorded:
-                found = body()
-        self.outputs = tuple(output.clone() for output in found)
+                outputs = body()
+        self.outputs = tuple(output.clone() for output in outputs)
         self._recorded = recorded
         missing = set(recorded.operations) - device.loaded
         assert not missing, f"loaded during a capture: {sorted(missing)}"
@@ -69,10 +69,10 @@ class ReplayedBody:
         for recording in self._device.recordings:
             _poison(recording.outputs)
         with _NoWaiting() as replayed:
-            found = self._body()
+            outputs = self._body()
         assert replayed.operations == self._recorded.operations, "a recorded step took another way"
         assert replayed.read <= self._recorded.read, "a tensor that a recorded step reads was replaced"
-        for output, value in zip(self.outputs, found, strict=True):
+        for output, value in zip(self.outputs, outputs, strict=True):
             assert (output.shape, output.dtype) == (value.shape, value.dtype), "a recorded step changed its shape"
             output.copy_(value)
         _poison(self._inputs)
@@ -115,15 +115,15 @@ class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations.append(name)
         self.read |= _addresses((args, kwargs)) - self._made
         call: Callable[..., Any] = operation
-        found = call(*args, **(kwargs or {}))
-        self._made |= _addresses(found) - self.read
-        return found
+        result = call(*args, **(kwargs or {}))
+        self._made |= _addresses(result) - self.read
+        return result
 
 
 def _addresses(tree: Any) -> set[int]:
     """Return the start addresses of all non-empty tensors."""
-    found = {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if isinstance(x, Tensor)}
-    return found - {0}
+    addresses = {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if isinstance(x, Tensor)}
+    return addresses - {0}
 
 
 def _poison(tensors: Sequence[Tensor]) -> None:

@@ -98,7 +98,8 @@ def random_sids(num_items: int, depth: int = 3, num_shared: int = 6) -> dict[str
     codes = [tuple(draw.integers(0, LEVEL_SIZE, depth).tolist()) for _ in range(num_items)]
     codes[-num_shared:] = codes[:num_shared]
     return {
-        f"i{row:03}": [f"<{'abcd'[level]}_{code}>" for level, code in enumerate(one)] for row, one in enumerate(codes)
+        f"i{row:03}": [f"<{'abcd'[level]}_{code}>" for level, code in enumerate(item_codes)]
+        for row, item_codes in enumerate(codes)
     }
 
 

@@ -84,7 +84,7 @@ TOO_WIDE = """() => [...document.querySelectorAll("body *")].filter((element) =>
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Start a browser. Skips the test on a machine without one."""
-    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    path = next((program for name in NAMES if (program := shutil.which(name))), None)
     if path is None:
         pytest.skip("there is no Chromium here: apt-get install chromium")
     flags = [*FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]

@@ -37,10 +37,10 @@ class FakeFeatures:
             raise DependencyUnavailable("features", 0.5)
         if self.error is not None:
             raise self.error
-        found = self.users.get(user_id, UserFeatures())
-        if found.precomputed is not None and found.precomputed.bundle_version != bundle_version:
-            return replace(found, precomputed=None)
-        return found
+        features = self.users.get(user_id, UserFeatures())
+        if features.precomputed is not None and features.precomputed.bundle_version != bundle_version:
+            return replace(features, precomputed=None)
+        return features
 
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
@@ -83,7 +83,7 @@ class FakeLlm:
         shown = [i for i in self.order if i in allowed and i not in request.excluded_item_ids][: request.k]
         return RankResult(
             item_ids=tuple(shown),
-            scores=tuple(-float(place) for place in range(len(shown))),
+            scores=tuple(-float(position) for position in range(len(shown))),
             bundle_version=self.version,
             num_prompt_tokens=1,
             num_cached_tokens=0,

@@ -19,7 +19,7 @@ class Provider(Server):
 
     def __init__(self, folder: Path, claims_of: Mapping[str, Mapping[str, Any]]) -> None:
         users = [json.dumps({"sub": sub, **claims}) for sub, claims in claims_of.items()]
-        given = [word for one in users for word in ("--user-claims", one)]
+        given = [word for user in users for word in ("--user-claims", user)]
         module = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock"]
         super().__init__(lambda port: [*module, "--port", str(port), "--host", HOST, *given], folder / "provider.log")
         self.url = f"http://{self.address}"
@@ -36,5 +36,5 @@ class Provider(Server):
 
     def public_keys(self) -> dict[str, Any]:
         """Return the published key set."""
-        found: dict[str, Any] = httpx.get(f"{self.url}/jwks").json()
-        return found
+        keys: dict[str, Any] = httpx.get(f"{self.url}/jwks").json()
+        return keys

@@ -183,10 +183,10 @@ class ComposeStack(Stack):
 
     def replica_pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
         """Return the pids, inside the container, of replicas of matching deployments."""
-        found: dict[str, str] = json.loads(docker("exec", self.container("serve"), "python", "-c", _LIST_REPLICAS))
+        titles: dict[str, str] = json.loads(docker("exec", self.container("serve"), "python", "-c", _LIST_REPLICAS))
         return [
             int(pid)
-            for pid, title in found.items()
+            for pid, title in titles.items()
             if title.startswith(REPLICA) and is_wanted(title.removeprefix(REPLICA))
         ]
 
@@ -313,17 +313,17 @@ class ComposeProcesses:
 
     def is_healthy(self) -> bool:
         """Whether every container that handles a request or an event runs and is healthy."""
-        states = [one["State"] for one in self._services().values()]
+        states = [service["State"] for service in self._services().values()]
         return all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states)
 
     def num_restarts(self) -> dict[str, int]:
         """How often Docker has restarted each service's container."""
-        return {name: one["RestartCount"] for name, one in self._services().items()}
+        return {name: service["RestartCount"] for name, service in self._services().items()}
 
     def _services(self) -> dict[str, Any]:
         """Return the containers by service, as `docker inspect` has them. Raises AssertionError if one is absent."""
         ids = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self._project}").split()
-        found = json.loads(docker("inspect", *ids)) if ids else []
-        services = {one["Config"]["Labels"][_SERVICE]: one for one in found}
+        containers = json.loads(docker("inspect", *ids)) if ids else []
+        services = {container["Config"]["Labels"][_SERVICE]: container for container in containers}
         assert services.keys() >= {*SERVICES.values()}, f"the project {self._project} has only {', '.join(services)}"
         return {name: services[name] for name in SERVICES.values()}

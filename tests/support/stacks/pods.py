@@ -51,7 +51,7 @@ class Pods:
         """Start each pod, and wait until its probes succeed, before the next."""
         for name in names:
             pod = pod_of(self._things, name)
-            for init in (one for one in pod.spec.get("initContainers", ()) if one.get("restartPolicy") != "Always"):
+            for init in (init for init in pod.spec.get("initContainers", ()) if init.get("restartPolicy") != "Always"):
                 docker("run", "--rm", "--network", self._network, *self._options(pod, init))
             for container in self._long_running(pod):
                 network = self._shared_network(pod) or ["--network", self._network, *self._aliases(pod)]
@@ -68,7 +68,7 @@ class Pods:
             limit = first.get("failureThreshold", 0) * first.get("periodSeconds", 10) or _NO_STARTUP_PROBE_S
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                 try:
-                    wait_for(lambda one=container, kind=kind: self._answers(pod, one, kind), limit, kind)
+                    wait_for(lambda container=container, kind=kind: self._answers(pod, container, kind), limit, kind)
                 except AssertionError as error:
                     error.add_note(f"{name}/{container['name']} wrote {self.log(name)[-3_000:]}")
                     raise
@@ -76,7 +76,7 @@ class Pods:
     def is_ready(self, name: str) -> bool:
         """Whether each container runs and its readiness probe succeeds."""
         pod = pod_of(self._things, name)
-        return all(self._answers(pod, one, "readinessProbe") for one in self._long_running(pod))
+        return all(self._answers(pod, container, "readinessProbe") for container in self._long_running(pod))
 
     def run(self, name: str, *command: str) -> str:
         """Run a job's pod to its end with this command, as `kubectl create job --from` with a patch; return its output.
@@ -102,15 +102,18 @@ class Pods:
 
     def log(self, name: str) -> str:
         """Return what the pod's containers have written."""
-        ids = [one for key, one in self._containers.items() if key.partition("/")[0] == name]
-        done = [subprocess.run(["docker", "logs", one], capture_output=True, text=True, check=False) for one in ids]
-        return "".join(one.stdout + one.stderr for one in done)
+        ids = [container_id for key, container_id in self._containers.items() if key.partition("/")[0] == name]
+        done = [
+            subprocess.run(["docker", "logs", container_id], capture_output=True, text=True, check=False)
+            for container_id in ids
+        ]
+        return "".join(log.stdout + log.stderr for log in done)
 
     def url(self, service: str, port: str) -> str:
         """Return the HTTP address behind a Service's port: that of the one pod that it selects."""
-        found = the(self._things, "Service", service)["spec"]
-        (pod,) = [one for one in pods(self._things) if matches({"matchLabels": found["selector"]}, one.labels)]
-        (wanted,) = [one for one in found["ports"] if one["name"] == port]
+        spec = the(self._things, "Service", service)["spec"]
+        (pod,) = [pod for pod in pods(self._things) if matches({"matchLabels": spec["selector"]}, pod.labels)]
+        (wanted,) = [candidate for candidate in spec["ports"] if candidate["name"] == port]
         return f"http://{self._address(pod)}:{wanted['port']}"
 
     def claim(self, name: str) -> Path:
@@ -118,7 +121,9 @@ class Pods:
         return _opened(self._folder / name)
 
     def _long_running(self, pod: Pod) -> list[Thing]:
-        sidecars = [one for one in pod.spec.get("initContainers", ()) if one.get("restartPolicy") == "Always"]
+        sidecars = [
+            sidecar for sidecar in pod.spec.get("initContainers", ()) if sidecar.get("restartPolicy") == "Always"
+        ]
         return [*pod.spec["containers"], *sidecars]
 
     def _shared_network(self, pod: Pod) -> list[str]:
@@ -127,11 +132,11 @@ class Pods:
 
     def _aliases(self, pod: Pod) -> Iterator[str]:
         """Yield the names of the Services that select the pod, whose ports must be its containers' own."""
-        ports = {one["name"]: one["containerPort"] for own in pod.containers() for one in own.get("ports", ())}
+        ports = {port["name"]: port["containerPort"] for own in pod.containers() for port in own.get("ports", ())}
         for service in find(self._things, "Service"):
             spec, metadata = service["spec"], service["metadata"]
             if matches({"matchLabels": spec["selector"]}, pod.labels):
-                assert all(ports[one["targetPort"]] == one["port"] for one in spec["ports"]), metadata["name"]
+                assert all(ports[port["targetPort"]] == port["port"] for port in spec["ports"]), metadata["name"]
                 name, namespace = metadata["name"], metadata["namespace"]
                 for alias in ("", f".{namespace}", f".{namespace}.svc", f".{namespace}.svc.cluster.local"):
                     yield from ("--network-alias", f"{name}{alias}")
@@ -159,7 +164,7 @@ class Pods:
         """Return the folder of a pod's volume, with the files of its ConfigMaps and Secrets."""
         if name in pod.claims:
             return self.claim(f"{name}-{pod.name}")
-        (volume,) = [one for one in pod.spec["volumes"] if one["name"] == name]
+        (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == name]
         if claim := volume.get("persistentVolumeClaim"):
             return self.claim(claim["claimName"])
         folder = _opened(self._folder / "pods" / pod.name / name)
@@ -177,14 +182,14 @@ class Pods:
             name = secret.get("name") or secret["secretName"]
             given = self._secrets.get(name, {} if secret.get("optional") else None)
         elif (secret := source.get("configMap")) is not None:
-            (found,) = find(self._things, "ConfigMap", secret["name"]) or [{} if secret.get("optional") else None]
-            given = None if found is None else found.get("data", {})
+            (config_map,) = find(self._things, "ConfigMap", secret["name"]) or [{} if secret.get("optional") else None]
+            given = None if config_map is None else config_map.get("data", {})
         else:
             return
         if given is None:
             raise KeyError(f"{secret}: no such object")
         items = secret.get("items") or [{"key": key, "path": key} for key in given]
-        yield from ((one["path"], given[one["key"]]) for one in items if one["key"] in given)
+        yield from ((item["path"], given[item["key"]]) for item in items if item["key"] in given)
 
     def _answers(self, pod: Pod, container: Thing, kind: str) -> bool:
         """Run a probe once; a container without it is ready while it runs."""
@@ -193,7 +198,7 @@ class Pods:
             f"{pod.name} ended: {self.log(pod.name)[-3_000:]}"
         )
         probe = container.get(kind, {})
-        ports = {one["name"]: one["containerPort"] for one in container.get("ports", ())}
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
         timeout_s = probe.get("timeoutSeconds", 1)
         if get := probe.get("httpGet"):
             return _is_ok(f"http://{self._address(pod)}:{ports[get['port']]}{get['path']}", timeout_s)

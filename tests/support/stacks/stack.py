@@ -68,7 +68,7 @@ class Stack:
 
     def __init__(self, state_dir: Path, **settings: Any) -> None:
         first = free_window(PORTS_WIDTH, seed=str(state_dir))
-        ports = {name: first + place for place, name in enumerate(PORTS)}
+        ports = {name: first + index for index, name in enumerate(PORTS)}
         kafka = f"{HOST}:{first + len(PORTS)}"
         given = {"llm_routing": "always", **ports, **settings}  # a short training shows no gain
         self.settings = Settings(state_dir=state_dir, kafka_bootstrap=kafka, **given)
@@ -279,12 +279,12 @@ class Stack:
 
 def survivors(processes: list[psutil.Process]) -> list[str]:
     """Describe which of these processes still run."""
-    found = []
+    lines = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(f"{process.pid} {process.name()}")
-    return found
+                lines.append(f"{process.pid} {process.name()}")
+    return lines
 
 
 def admitted(send: Callable[[], httpx.Response]) -> httpx.Response:

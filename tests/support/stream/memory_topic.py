@@ -28,8 +28,8 @@ class MemoryTopic:
         """Append an event to its user's partition."""
         partition = partition_of(event.user_id, len(self.records))
         own = self.records[partition]
-        place = LogPosition("t", partition, len(own))
-        own.append(Record(place, event.key, event.encode(), event.event_time_ms, leader_epoch=self.leader_epoch))
+        position = LogPosition("t", partition, len(own))
+        own.append(Record(position, event.key, event.encode(), event.event_time_ms, leader_epoch=self.leader_epoch))
 
     def cut(self, num_lost: int) -> None:
         """Lose the newest records of each partition, as after a broker's power loss, and start a new leader epoch."""
@@ -87,16 +87,18 @@ class MemoryConsumer:
     def poll(self, wait_ms: int) -> list[Record]:
         """Return the next records of every partition."""
         self.check_topic()
-        found: list[Record] = []
+        records: list[Record] = []
         for number, at in self._next.items():
             own = self._topic.records[number][at : at + self._batch]
             self._next[number] += len(own)
-            found += [replace(one, position=replace(one.position, topic_id=self._log_ids[number])) for one in own]
-        if not found and len(self._next) == self.num_partitions:
+            records += [
+                replace(record, position=replace(record.position, topic_id=self._log_ids[number])) for record in own
+            ]
+        if not records and len(self._next) == self.num_partitions:
             self._stop.set()
-        elif not found:
+        elif not records:
             time.sleep(wait_ms / 1_000)
-        return found
+        return records
 
     def commit(self, positions: Mapping[int, LogPosition]) -> None:
         self._topic.committed |= positions

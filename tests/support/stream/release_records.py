@@ -55,8 +55,8 @@ def recorded(traffic: Traffic, canary: Canary, live: str, seed: int) -> tuple[li
         shown_ms = canary.since_ms + round(1_000 * number / traffic.rate)
         fails = is_new and draw.random() < traffic.failing
         latency_ms = 20 * draw.lognormal(0, 0.4) * (traffic.latency_factor if is_new else 1.0)
-        items = tuple(f"item-{one}" for one in draw.choice(200, 10, replace=False))
-        one = Impression(
+        items = tuple(f"item-{number}" for number in draw.choice(200, 10, replace=False))
+        impression = Impression(
             request_id=f"{canary.salt} {number}",
             user_id=users[user],
             shown_time_ms=shown_ms,
@@ -69,15 +69,15 @@ def recorded(traffic: Traffic, canary: Canary, live: str, seed: int) -> tuple[li
             elapsed_ms=round(latency_ms, 3),
             deadline_ms=_DEADLINE_MS,
         )
-        lists.append(one)
+        lists.append(impression)
         if draw.random() < traffic.clicks * (traffic.click_factor if is_new else 1.0):
             clicks.append(
                 Interaction(
-                    event_id=f"click {one.request_id}",
+                    event_id=f"click {impression.request_id}",
                     user_id=users[user],
                     item_id=items[0],
                     event_time_ms=shown_ms + int(draw.integers(500, 5_000)),
-                    request_id=one.request_id if draw.random() < 0.8 else None,
+                    request_id=impression.request_id if draw.random() < 0.8 else None,
                 )
             )
     return lists, clicks
@@ -94,8 +94,8 @@ def send(settings: Settings, lists: Iterable[Impression], clicks: Iterable[Inter
     """Write the records to their topics, and wait until the broker has them."""
     producer = KafkaProducer(bootstrap_servers=settings.kafka_bootstrap, max_block_ms=10_000, linger_ms=20)
     receipts = []
-    for topic, each in ((settings.impressions_topic, lists), (settings.interactions_topic, clicks)):
-        receipts += [producer.send(topic, key=one.key, value=one.encode()) for one in each]
+    for topic, records in ((settings.impressions_topic, lists), (settings.interactions_topic, clicks)):
+        receipts += [producer.send(topic, key=record.key, value=record.encode()) for record in records]
     for receipt in receipts:
         receipt.get(30)
     close_producer(producer, 5.0)

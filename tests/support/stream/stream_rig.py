@@ -158,7 +158,7 @@ def clean_replay(broker: Server, max_items: int = 30, base: tuple[UserHistory, .
 
 def in_topic(broker: Server) -> list[tuple[str, str, int]]:
     """Return (event id, topic id, offset) of all readable records, sorted."""
-    return sorted((one.event_id, one.position.topic_id, one.position.offset) for one in broker_events(broker))
+    return sorted((event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(broker))
 
 
 def broker_events(broker: Server) -> list[LoggedEvent]:

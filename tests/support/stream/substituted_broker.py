@@ -88,9 +88,9 @@ class SubstitutedBroker:
             ],
             return_when=asyncio.FIRST_COMPLETED,
         )
-        for one in (writer, back_writer):
-            one.transport.abort()
-            self._writers.discard(one)
+        for stream in (writer, back_writer):
+            stream.transport.abort()
+            self._writers.discard(stream)
         return None
 
 

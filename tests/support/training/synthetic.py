@@ -32,10 +32,10 @@ def raw_events(num_users: int, num_items: int, events_per_user: int, seed: int =
     rng = np.random.default_rng(seed)
     rows = []
     for user in range(num_users):
-        place = int(rng.integers(num_items))
+        item = int(rng.integers(num_items))
         for step in range(events_per_user):
-            rows.append((f"u{user:03d}", f"i{place:02d}", BEGIN_S + user + step * STEP_S))
-            place = (place + (2 if rng.random() < 0.1 else 1)) % num_items
+            rows.append((f"u{user:03d}", f"i{item:02d}", BEGIN_S + user + step * STEP_S))
+            item = (item + (2 if rng.random() < 0.1 else 1)) % num_items
     return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row")
 
 
@@ -97,10 +97,10 @@ def histories_from(ingested: Path) -> ReadHistories:
     events = pl.read_parquet(ingested / "events.parquet")
 
     def read(rows: pl.DataFrame) -> pl.DataFrame:
-        found = [
+        histories = [
             events.filter((pl.col("user_id") == user) & (pl.col("event_time") <= when))["item_id"].to_list()
             for user, when in rows.iter_rows()
         ]
-        return rows.with_columns(history_item_ids=pl.Series(found, dtype=pl.List(pl.String)))
+        return rows.with_columns(history_item_ids=pl.Series(histories, dtype=pl.List(pl.String)))
 
     return read

@@ -25,7 +25,7 @@ def test_a_wrong_answer_is_counted_and_its_time_measured() -> None:
     engine = build_engine(random_decoder(1 + 2 * 256), items)
     served, count, shown = Served(engine, items), Count(), np.ones(30, dtype=bool)
     engine.add_rank("a", [0], k=9, beam_width=16)
-    (outcome,) = [one for _ in range(3) for one in engine.step(0.0)]
+    (outcome,) = [outcome for _ in range(3) for outcome in engine.step(0.0)]
     shown[4] = False
     served.asked["a"] = shown, 9
 

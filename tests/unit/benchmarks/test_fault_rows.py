@@ -31,9 +31,9 @@ def test_a_row_of_the_matrix() -> None:
     """
     planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
     shots = [
-        Shot(0.01, 0.0, RequestOutcome(True, tier, reason, num_attempts=1 + (number == 20)), one.at_s, number)
-        for number, one in enumerate(planned)
-        for tier, reason in [("student", "llm_unavailable") if 2 <= one.at_s < 6 else ("llm", "llm_in_time")]
+        Shot(0.01, 0.0, RequestOutcome(True, tier, reason, num_attempts=1 + (number == 20)), request.at_s, number)
+        for number, request in enumerate(planned)
+        for tier, reason in [("student", "llm_unavailable") if 2 <= request.at_s < 6 else ("llm", "llm_in_time")]
     ]
     probe = EventProbe.__new__(EventProbe)
     probe.events = [ProbeEvent("a", 1, 1.0, 1.1, 1.2), ProbeEvent("b", 2, 3.0), ProbeEvent("c", 3, 5.2, 5.3, 5.5)]
@@ -46,7 +46,9 @@ def test_a_row_of_the_matrix() -> None:
     assert row["events"] == {"sent": 3, "acknowledged": 2, "lost": 0}
     assert row["during"]["tiers"] == {"student": 1}
     probe.events = [ProbeEvent("a", 1, 6.0, 6.1)]
-    healthy = [Shot(0.01, 0, RequestOutcome(True, "llm", "llm_in_time"), one.at_s, i) for i, one in enumerate(planned)]
+    healthy = [
+        Shot(0.01, 0, RequestOutcome(True, "llm", "llm_in_time"), request.at_s, i) for i, request in enumerate(planned)
+    ]
     lost = row_of(planned, Load(healthy, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
     assert lost["events"]["lost"] == 1
     assert (lost["answers_recovered_s"], lost["recovery_s"]) == (0, None)

@@ -107,9 +107,9 @@ def test_padding_at_the_end_changes_no_earlier_position() -> None:
 def test_the_state_has_one_size_for_every_history() -> None:
     """The reported bytes of a user: 2 layers, 2 heads, 16 x 16 numbers and 3 x 32 x 3 inputs, 4 bytes each."""
     delta = _decoder()
-    found = costs(Decoder(_CONFIG), delta, prompts=(10, 100))
-    assert found["state_bytes"] == 2 * 4 * (2 * 16 * 16 + 3 * 32 * 3)
-    assert [row["items"] for row in found["prompts"]] == [10, 100]
+    measured = costs(Decoder(_CONFIG), delta, prompts=(10, 100))
+    assert measured["state_bytes"] == 2 * 4 * (2 * 16 * 16 + 3 * 32 * 3)
+    assert [row["items"] for row in measured["prompts"]] == [10, 100]
 
 
 def test_differences_are_paired_by_user_and_averaged_over_seeds() -> None:

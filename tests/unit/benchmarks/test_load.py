@@ -43,7 +43,7 @@ async def test_requests_leave_at_their_rate() -> None:
     load = await run_load(send, rate_rps=200, num_requests=20)
 
     assert at_once == 20
-    assert max(one.latency_s for one in load.shots) > 0.09  # the first waited for the last, 19 departures later
+    assert max(shot.latency_s for shot in load.shots) > 0.09  # the first waited for the last, 19 departures later
     assert load.wall_s > 0.09
 
 
@@ -58,7 +58,7 @@ async def test_a_generator_that_falls_behind_counts_it_as_latency() -> None:
 
     load = await run_load(send, rate_rps=100, num_requests=5)
 
-    assert sorted(one.latency_s for one in load.shots)[-2] > 0.05
+    assert sorted(shot.latency_s for shot in load.shots)[-2] > 0.05
 
 
 def test_a_run_by_hand() -> None:
@@ -141,4 +141,4 @@ async def test_a_request_that_is_not_answered_is_given_up(monkeypatch: pytest.Mo
     load = await run_load(lambda _: never, rate_rps=100, num_requests=1)
 
     assert never.cancelled()
-    assert [one.outcome.reason for one in load.shots] == ["no_answer"]
+    assert [shot.outcome.reason for shot in load.shots] == ["no_answer"]

@@ -16,9 +16,9 @@ def test_a_reader_of_some_wishes_is_compared_on_these_wishes_only() -> None:
         {"unread": 0.0, "shipped": 0.5, "oracle": 1.0, "cross": 0.75},
         {"unread": 0.2, "shipped": 0.2, "oracle": 0.2},
     ]
-    found = _summary("cross", rows)
-    assert (found["num_wishes"], found["ndcg10"], found["closed"]) == (1, 0.75, 0.75)
-    assert found["change"] == pytest.approx([0.25, 0.25, 0.25])
+    summary = _summary("cross", rows)
+    assert (summary["num_wishes"], summary["ndcg10"], summary["closed"]) == (1, 0.75, 0.75)
+    assert summary["change"] == pytest.approx([0.25, 0.25, 0.25])
     assert _summary("shipped", rows)["num_wishes"] == 2
 
 

@@ -111,8 +111,8 @@ async def refusals(call: str, *arguments: Any, **options: Any) -> list[TailraceE
     for address in (f"http://{HOST}:1", f"grpc://{HOST}:1"):
         async with AsyncClient(address) as client:
             with Client(address) as blocking:
-                calls = (getattr(one, call)(*arguments, **options) for one in (client, Blocking(blocking)))
-                errors += [await refused(one) for one in calls]
+                calls = (getattr(caller, call)(*arguments, **options) for caller in (client, Blocking(blocking)))
+                errors += [await refused(call) for call in calls]
     return errors
 
 
@@ -133,7 +133,7 @@ async def test_lists_are_the_same_through_every_client(case: Case) -> None:
 
     assert [item.item_id for item in batch[0].items] == ["i04", "i05"]
     assert (batch[1].code, batch[1].field, bool(batch[1].request_id)) == ("invalid_request", "k", True)
-    assert [[item.item_id for item in one.items] for one in (similar, cart)] == [["i06", "i08"], ["i07", "i08"]]
+    assert [[item.item_id for item in answer.items] for answer in (similar, cart)] == [["i06", "i08"], ["i07", "i08"]]
     assert ([item.item_id for item in popular.items], popular.tier) == (["i01", "i03"], "popular")
     assert (unknown.code, "a/b" in unknown.message) == ("not_found", True)
 
@@ -142,10 +142,10 @@ async def test_lists_are_the_same_through_every_client(case: Case) -> None:
 async def test_a_dot_is_an_id_and_no_step_to_another_path(case: Case, item_id: str) -> None:
     """. and .. cannot be HTTP path segments, so the HTTP client rejects them; over gRPC they are ordinary ids."""
     calls = (case.client.similar(item_id), case.client.delete_item(item_id), case.client.erase_user(item_id))
-    errors = [await refused(one) if case.scheme == "http" else await one_of(one) for one in calls]
+    errors = [await refused(call) if case.scheme == "http" else await one_of(call) for call in calls]
 
     if case.scheme == "http":
-        assert [(one.code, one.field) for one in errors] == [
+        assert [(error.code, error.field) for error in errors] == [
             ("invalid_request", name) for name in ("item_id", "item_id", "user_id")
         ]
     else:
@@ -266,7 +266,7 @@ async def test_an_event_of_a_wrong_type_is_named_before_anything_is_sent(
 async def test_values_that_are_as_good_are_taken(case: Case) -> None:
     """NumPy numbers and any iterable of ids are accepted; events of unknown items are recorded and reported."""
     answer = await case.client.recommend(
-        "long", k=np.int64(2), exclude_item_ids=(f"i{place:02}" for place in (4, 5)), deadline_ms=np.float32(5_000)
+        "long", k=np.int64(2), exclude_item_ids=(f"i{number:02}" for number in (4, 5)), deadline_ms=np.float32(5_000)
     )
     measured = Event("u", "i00", value=np.float32(2), event_time_ms=np.int64(NOW_S * 1_000))
     recorded = await case.client.record([measured, Event("u", "new"), Event("u", "new")])
@@ -297,16 +297,16 @@ async def test_answers_are_explained_and_users_data_handed_out_over_rest(case: C
 async def test_a_user_is_erased_and_the_receipt_is_read_again(case: Case) -> None:
     """The erasure goes to the interaction log under the user's key; the receipt names the stores, but no user."""
     accepted = await case.client.erase_user("u/1 ü")
-    found = await case.client.erasure(accepted.erasure_id)
+    receipt = await case.client.erasure(accepted.erasure_id)
     unknown = await refused(case.client.erasure("unknown"))
 
     key, value = case.world.events.records[-1]
     erasure = Erasure(erasure_id=accepted.erasure_id, user_id="u/1 ü", accepted_time_ms=int(NOW_S * 1_000))
     assert (key.decode(), decode_record(value), value) == ("u/1 ü", erasure, erasure.encode())
-    assert set(found.stores) == {store.value for store in ErasureStore}
-    assert (found.is_done, found.is_done_online, set(found.stores.values())) == (False, False, {None})
-    assert len(found.remaining) == len(accepted.remaining) > 3
-    assert "u/1" not in repr(found)
+    assert set(receipt.stores) == {store.value for store in ErasureStore}
+    assert (receipt.is_done, receipt.is_done_online, set(receipt.stores.values())) == (False, False, {None})
+    assert len(receipt.remaining) == len(accepted.remaining) > 3
+    assert "u/1" not in repr(receipt)
     assert unknown.code == "not_found"
 
 
@@ -317,7 +317,7 @@ async def test_a_list_goes_on_with_the_token_of_the_one_before(case: Case) -> No
     wrong = ({"next": "x"}, {"avoid_shown_within": "an hour"})
     errors = [await refused(case.client.recommend("long", **options)) for options in wrong]
 
-    assert {one.item_id for one in first.items}.isdisjoint(one.item_id for one in second.items)
+    assert {item.item_id for item in first.items}.isdisjoint(item.item_id for item in second.items)
     assert [error.field for error in errors] == ["next", "avoid_shown.within"]
 
 
@@ -419,7 +419,9 @@ async def test_another_server_s_answer_is_the_one_error(status: int, body: bytes
     async for url in serve(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])):
         async with AsyncClient(url, options=options) as client:
             with Client(url, options=options) as blocking:
-                errors = [await refused(one.recommend("u", deadline_ms=20_000)) for one in (client, Blocking(blocking))]
+                errors = [
+                    await refused(caller.recommend("u", deadline_ms=20_000)) for caller in (client, Blocking(blocking))
+                ]
 
     assert [error.code for error in errors] == [code] * 2
 
@@ -444,13 +446,13 @@ async def test_items_are_put_patched_read_and_deleted_over_both_doors(case: Case
     )
     answer = await case.client.recommend("long", k=10, deadline_ms=5_000)
     await case.client.delete_item(ITEM.item_id)
-    gone = await refused(case.client.get_item(ITEM.item_id))
+    missing = await refused(case.client.get_item(ITEM.item_id))
 
     assert (put.accepted, put.refused, read) == (2, (), ITEM)
     attributes = {"sizes": ("s", "m"), "price": 8.0, "new": True}
     assert patched == replace(ITEM, title=None, attributes=attributes, value=3.0)
     assert "i04" not in {item.item_id for item in answer.items}
-    assert (gone.code, gone.field) == ("not_found", None)
+    assert (missing.code, missing.field) == ("not_found", None)
 
 
 async def test_a_wrong_item_is_refused_by_itself(case: Case) -> None:
@@ -459,7 +461,7 @@ async def test_a_wrong_item_is_refused_by_itself(case: Case) -> None:
     put = await case.client.put_items([wrong, CatalogueItem(item_id="good"), CatalogueItem(item_id="")])
 
     assert put.accepted == 1
-    assert [(one.item_id, one.field) for one in put.refused] == [
+    assert [(refusal.item_id, refusal.field) for refusal in put.refused] == [
         ("bad", "items[0].attributes.value"),
         ("", "items[2].item_id"),
     ]

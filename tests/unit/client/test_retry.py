@@ -23,11 +23,11 @@ def test_attempts_end_before_the_deadline_and_within_the_budget(
     """For any sequence of failures, each attempt starts before the deadline, and the server's deadline never grows."""
     options = CallOptions(retry_reserve=reserve)
     attempts = Attempts(options, RetryBudget(options), deadline_ms, now_s=100.0)
-    now_s, told = 100.0, []
+    now_s, deadlines_ms = 100.0, []
 
     for code, chance, after_s, took_s in failures:
         assert now_s < 100 + deadline_ms / 1_000
-        told.append(attempts.server_deadline_ms(now_s))
+        deadlines_ms.append(attempts.server_deadline_ms(now_s))
         now_s += took_s
         error = TailraceError(code, "no", retry_after_s=after_s)
         try:
@@ -35,9 +35,9 @@ def test_attempts_end_before_the_deadline_and_within_the_budget(
         except TailraceError:
             break
 
-    assert attempts.num >= len(told)
+    assert attempts.num >= len(deadlines_ms)
     assert attempts.num - 1 <= reserve
-    assert told == sorted(told, reverse=True)
+    assert deadlines_ms == sorted(deadlines_ms, reverse=True)
 
 
 @pytest.mark.parametrize(

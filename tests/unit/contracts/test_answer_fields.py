@@ -48,6 +48,6 @@ def test_a_message_has_the_contract_s_fields(
     """A field of the contract is a field of the protobuf message, and of the client's type."""
     own = set(contract.__struct_encode_fields__)
 
-    assert {one.name for one in protobuf.DESCRIPTOR.fields} == own
+    assert {field.name for field in protobuf.DESCRIPTOR.fields} == own
     if client is not None:
-        assert {one.name for one in fields(client)} - {"num_attempts"} == own
+        assert {field.name for field in fields(client)} - {"num_attempts"} == own

@@ -65,16 +65,20 @@ def experiments(share: float = 0.3, weight: float = 2.0) -> Experiments:
 
 def assigned(name: str = "fresher", **options: float) -> list[str | None]:
     """Return the variant of each of 10^5 users."""
-    one = experiments(**options).by_name[name]
-    return [one.variant_of(user) for user in USERS]
+    experiment = experiments(**options).by_name[name]
+    return [experiment.variant_of(user) for user in USERS]
 
 
 def test_what_the_file_says() -> None:
     """A user has at most one variant in each layer, with the settings of the file."""
-    found = [experiments().assign("home", user, NOW_MS) for user in USERS[:2_000]]
+    assignments = [experiments().assign("home", user, NOW_MS) for user in USERS[:2_000]]
 
-    assert {len(one) for one in found} == {1, 2}
-    settings = {(one.experiment, one.variant): one.settings for each in found for one in each}
+    assert {len(user_assignments) for user_assignments in assignments} == {1, 2}
+    settings = {
+        (assignment.experiment, assignment.variant): assignment.settings
+        for user_assignments in assignments
+        for assignment in user_assignments
+    }
     fresh = Variant(weight=2.0, rules="home-fresh", deadline_ms=80, tiers=(Tier.STUDENT, Tier.POPULAR))
     assert settings["fresher", "fresh"] == fresh
     assert settings["layout", "b"].changes == {"name"}
@@ -85,32 +89,32 @@ def test_users_are_divided_by_the_shares() -> None:
     counts = Counter(assigned())
     wanted = {None: 0.7, "control": 0.075, "fresh": 0.15, "newest": 0.075}
 
-    found = chisquare([counts[name] for name in wanted], [1e5 * share for share in wanted.values()])
+    result = chisquare([counts[name] for name in wanted], [1e5 * share for share in wanted.values()])
 
-    assert found.pvalue > 0.001
+    assert result.pvalue > 0.001
 
 
 def test_layers_do_not_disturb_each_other() -> None:
     """The variants of two layers are independent over 10^5 users, by a chi-square test."""
     pairs = Counter(zip(assigned(), assigned("layout"), strict=True))
-    rows = [[pairs[one, other] for other in ("a", "b")] for one in (None, "control", "fresh", "newest")]
+    rows = [[pairs[variant, other] for other in ("a", "b")] for variant in (None, "control", "fresh", "newest")]
 
     assert chi2_contingency(rows).pvalue > 0.001
 
 
 @given(st.floats(0.05, 0.85), st.floats(0.05, 0.85))
-def test_growing_a_share_moves_no_user(one: float, other: float) -> None:
+def test_growing_a_share_moves_no_user(first: float, other: float) -> None:
     """A growing traffic fraction keeps every assigned user's variant and only adds users."""
-    smaller, larger = (experiments(share=share).by_name["fresher"] for share in sorted((one, other)))
+    smaller, larger = (experiments(share=share).by_name["fresher"] for share in sorted((first, other)))
 
     for user in USERS[:300]:
         assert smaller.variant_of(user) in {None, larger.variant_of(user)}
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
-def test_growing_a_weight_moves_users_into_that_variant_alone(one: float, other: float) -> None:
+def test_growing_a_weight_moves_users_into_that_variant_alone(first: float, other: float) -> None:
     """No user moves between two variants whose weights stay equal."""
-    before, after = (experiments(weight=weight).by_name["fresher"] for weight in sorted((one, other)))
+    before, after = (experiments(weight=weight).by_name["fresher"] for weight in sorted((first, other)))
 
     for user in USERS[:300]:
         assert after.variant_of(user) in {before.variant_of(user), "fresh"}
@@ -141,14 +145,14 @@ def test_another_process_finds_the_same() -> None:
 
 def test_dates_surfaces_and_excluded_users() -> None:
     """An experiment assigns nothing outside its dates (end exclusive), on other surfaces and to excluded users."""
-    found = parse_experiments(FILE.format(share=0.9, weight=1).replace('"qa-1"', '"qa-1", "user-1"'))
-    one = found.by_name["fresher"]
-    inside = next(user for user in USERS if one.variant_of(user))
-    starts, ends = one.starts_ms, one.ends_ms
+    parsed = parse_experiments(FILE.format(share=0.9, weight=1).replace('"qa-1"', '"qa-1", "user-1"'))
+    fresher = parsed.by_name["fresher"]
+    inside = next(user for user in USERS if fresher.variant_of(user))
+    starts, ends = fresher.starts_ms, fresher.ends_ms
     assert ends is not None
 
     def names(surface: str, user: str, now_ms: int) -> list[str]:
-        return [each.experiment for each in found.assign(surface, user, now_ms)]
+        return [assignment.experiment for assignment in parsed.assign(surface, user, now_ms)]
 
     assert names("cart", inside, starts) == ["fresher"]
     assert names("cart", inside, ends - 1) == ["fresher"]

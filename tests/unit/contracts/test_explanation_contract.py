@@ -14,18 +14,18 @@ def test_values_survive(text: str, stages: list[tuple[str, float, float]], numbe
 
     ruled = ((text, 3, 1, ("pins", "caps")), ("i", None, 2, ()))
     mixed = ((text, 0.5, {"model": 0.25, "text": 0.25}),)
-    found = decode_explanation(encode_explanation(own, (number, True), None, stages, ruled, mixed), ("n", "b"))
+    decoded = decode_explanation(encode_explanation(own, (number, True), None, stages, ruled, mixed), ("n", "b"))
 
     expected = [
         StageTime(name=name, offset_ms=round(offset_s * 1e3, 3), duration_ms=round(duration_s * 1e3, 3))
         for name, offset_s, duration_s in stages
     ]
-    assert (found.request_id, found.door, found.at_unix_ms, found.message) == (text, "grpc", number, text)
-    assert [(one.item_id, one.before, one.after, one.rules) for one in found.ruled] == list(ruled)
-    assert [(one.item_id, one.score, one.by_source) for one in found.mixed] == list(mixed)
-    assert found.facts == {"n": number, "b": True}
-    assert sorted(found.stages, key=repr) == sorted(expected, key=repr)
-    assert [stage.offset_ms for stage in found.stages] == sorted(stage.offset_ms for stage in expected)
+    assert (decoded.request_id, decoded.door, decoded.at_unix_ms, decoded.message) == (text, "grpc", number, text)
+    assert [(item.item_id, item.before, item.after, item.rules) for item in decoded.ruled] == list(ruled)
+    assert [(item.item_id, item.score, item.by_source) for item in decoded.mixed] == list(mixed)
+    assert decoded.facts == {"n": number, "b": True}
+    assert sorted(decoded.stages, key=repr) == sorted(expected, key=repr)
+    assert [stage.offset_ms for stage in decoded.stages] == sorted(stage.offset_ms for stage in expected)
 
 
 @pytest.mark.parametrize(

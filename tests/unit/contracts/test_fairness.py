@@ -17,9 +17,9 @@ def poured(wanted: dict[str, int], weights: dict[str, int], capacity: Fraction) 
     """Return what each tenant gets if all get a little in turn, by weight, until it is enough or nothing is left."""
     got = dict.fromkeys(wanted, Fraction(0))
     while hungry := [tenant for tenant in wanted if got[tenant] < wanted[tenant]]:
-        step = min(STEP, *((wanted[one] - got[one]) / weights[one] for one in hungry))
-        if (cost := step * sum(weights[one] for one in hungry)) > capacity:
-            step, cost = capacity / sum(weights[one] for one in hungry), capacity
+        step = min(STEP, *((wanted[tenant] - got[tenant]) / weights[tenant] for tenant in hungry))
+        if (cost := step * sum(weights[tenant] for tenant in hungry)) > capacity:
+            step, cost = capacity / sum(weights[tenant] for tenant in hungry), capacity
         for tenant in hungry:
             got[tenant] += step * weights[tenant]
         capacity -= cost
@@ -36,8 +36,11 @@ def test_the_level_is_where_a_slow_pour_ends(wanted: dict[str, int], weights: di
     level = fair_level(wanted, weights, capacity)
 
     expected = poured(wanted, weights, capacity)
-    got = {one: min(wanted[one], level * weights[one]) if level < math.inf else wanted[one] for one in wanted}
-    assert all(math.isclose(got[one], expected[one], abs_tol=1e-9) for one in wanted)
+    got = {
+        tenant: min(wanted[tenant], level * weights[tenant]) if level < math.inf else wanted[tenant]
+        for tenant in wanted
+    }
+    assert all(math.isclose(got[tenant], expected[tenant], abs_tol=1e-9) for tenant in wanted)
     assert math.isclose(sum(got.values()), min(capacity, sum(wanted.values())), abs_tol=1e-9)
 
 
@@ -49,9 +52,9 @@ def test_tenants_with_work_get_equal_service_for_their_weights(
     costs: list[tuple[str, int]], weights: dict[str, int]
 ) -> None:
     """While both wait, service by weight differs by at most the longest work of each (Goyal et al., theorem 1)."""
-    queues = {one: [cost for tenant, cost in costs if tenant == one] for one in "ab"}
+    queues = {name: [cost for tenant, cost in costs if tenant == name] for name in "ab"}
     order, served = FairOrder(), {"a": Fraction(0), "b": Fraction(0)}
-    longest = sum(Fraction(max(queues[one], default=0), weights[one]) for one in "ab")
+    longest = sum(Fraction(max(queues[name], default=0), weights[name]) for name in "ab")
 
     while all(queues.values()):
         tenant = order.next(queues)

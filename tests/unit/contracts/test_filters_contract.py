@@ -114,8 +114,8 @@ def outcome_of(kind: type[Message], plain: Any, path: str = "f") -> object:
 def test_no_clause_is_no_expression() -> None:
     """Absent, null and empty branches are equal; combining an expression with None returns the expression."""
     assert convert(Filters, {}).expression is convert(Filters, {"must": [], "should": None}).expression is None
-    one = convert(Filters, {"must": [OK]}).expression
-    assert all_of(None, one) is one
+    expression = convert(Filters, {"must": [OK]}).expression
+    assert all_of(None, expression) is expression
     assert all_of(None, None) is None
 
 

@@ -68,7 +68,7 @@ def test_a_patch_is_a_merge_patch(fields: dict[str, Any], patch: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("fields", "place"),
+    ("fields", "field"),
     [
         ({"availble": True}, "availble"),
         ({"available": "yes"}, "available"),
@@ -93,14 +93,14 @@ def test_a_patch_is_a_merge_patch(fields: dict[str, Any], patch: dict[str, Any],
         ({"value": float("nan")}, "value"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], place: str) -> None:
+def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
     """The error names the field, its position within a list or an object, and a fix."""
-    with pytest.raises(InvalidRequest, check=lambda error: error.field == place and error.fix != ""):
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field and error.fix != ""):
         item_from("i1", fields)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "place"),
+    ("key", "value", "field"),
     [
         (None, b"{}", "key"),
         (b"", b"{}", "key"),
@@ -111,8 +111,8 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], place: str) -> None:
         (b"i1", b'{"item_id":"i2"}', "item_id"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_named(key: bytes | None, value: bytes, place: str) -> None:
+def test_a_record_that_cannot_be_read_is_named(key: bytes | None, value: bytes, field: str) -> None:
     """Keys and values are checked separately; a tombstone is a deletion."""
-    with pytest.raises(InvalidRequest, check=lambda error: error.field == place):
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field):
         decode_item(key, value)
     assert decode_item(b"i1", None) == ("i1", None)

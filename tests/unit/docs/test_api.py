@@ -37,5 +37,5 @@ def test_the_answer_in_readme_has_the_fields_of_the_schema() -> None:
 
     convert(Recommendation, answer)
 
-    required = {one.name for one in msgspec.structs.fields(Recommendation) if one.required}
+    required = {field.name for field in msgspec.structs.fields(Recommendation) if field.required}
     assert set(answer) == required

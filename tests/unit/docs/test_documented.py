@@ -58,8 +58,8 @@ def test_every_link_leads_somewhere() -> None:
             path, _, anchor = target.partition("#")
             if "://" in target or target.startswith("mailto:"):
                 continue
-            found = (ROOT / Path(name).parent / unquote(path)).resolve() if path else ROOT / name
-            if not found.exists() or (anchor and found.suffix == ".md" and anchor not in anchors(found.read_text())):
+            linked = (ROOT / Path(name).parent / unquote(path)).resolve() if path else ROOT / name
+            if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked.read_text())):
                 broken.append(f"{name}: {target}")
 
     assert broken == []

@@ -59,11 +59,11 @@ def longest(text: str) -> int:
 
 def test_every_question_is_answered_in_few_steps() -> None:
     """All questions are present in order, each answered by lists of at most four steps."""
-    found = sections()
+    by_letter = sections()
 
-    assert "".join(found) == QUESTIONS
-    assert [letter for letter, text in found.items() if not steps(text)] == []
-    assert [letter for letter, text in found.items() if longest(text) > MOST_STEPS] == []
+    assert "".join(by_letter) == QUESTIONS
+    assert [letter for letter, text in by_letter.items() if not steps(text)] == []
+    assert [letter for letter, text in by_letter.items() if longest(text) > MOST_STEPS] == []
 
 
 def test_every_step_leads_to_code() -> None:

@@ -124,7 +124,7 @@ class RpcClient:
     async def batch(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
         """Request recommendations for several users; answers have REST's form."""
         reply = await self.call(self._stub.RecommendBatch, recommend_pb2.RecommendBatchRequest(**body), headers)
-        outcomes = [one.get("recommendation") or one for one in reply.body.get("answers", [])]
+        outcomes = [answer.get("recommendation") or answer for answer in reply.body.get("answers", [])]
         return replace(reply, body={"answers": outcomes})
 
     async def similar(self, item_ids: list[str], body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
@@ -147,8 +147,8 @@ class RpcClient:
     async def assignment(self, **unit: str) -> Reply:
         """Request the assignment of a user or session; answers have REST's form."""
         reply = await self.call(self._stub.Assign, recommend_pb2.AssignRequest(**unit))
-        for one in reply.body.get("surfaces", []):
-            one["surface"], one["bundle_version"] = one["surface"] or None, one.get("bundle_version")
+        for surface in reply.body.get("surfaces", []):
+            surface["surface"], surface["bundle_version"] = surface["surface"] or None, surface.get("bundle_version")
         return reply
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
@@ -186,18 +186,18 @@ async def rpc_channel(door: RpcDoor) -> AsyncIterator[grpc.aio.Channel]:
 def _refused(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
     """Return a status and its details as a reply."""
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
-    info, violated, place = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), None
+    info, violated, field = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), None
     request = error_details_pb2.RequestInfo()
     for detail in status.details:
         detail.Unpack(info)
         detail.Unpack(request)
         if detail.Unpack(violated):
-            place = violated.field_violations[0].field
+            field = violated.field_violations[0].field
     code = info.reason.lower()
     assert error.code() is RPC_STATUS[ErrorKind(code)]
     return Reply(
         code,
-        field=place,
+        field=field,
         message=error.details() or "",
         retry_after=trailers.get("retry-after"),
         request_id=trailers.get("x-request-id"),

@@ -45,7 +45,7 @@ async def test_the_answer_is_what_requests_get(door: Door, world: World) -> None
     seen = set()
     for unit in UNITS:
         reply, of_session = await door.assignment(user_id=unit), await door.assignment(session_id=unit)
-        assigned = {one["surface"]: one for one in reply.body["surfaces"]}
+        assigned = {surface["surface"]: surface for surface in reply.body["surfaces"]}
         got = {
             name: (await door.recommend({"user_id": unit, "k": 1} | ({"surface": name} if name else {}))).body
             for name in (None, "home", "mail")
@@ -56,20 +56,20 @@ async def test_the_answer_is_what_requests_get(door: Door, world: World) -> None
         assert {name: assigned[name]["bundle_version"] for name in got} == {
             name: answer["bundle_version"] for name, answer in got.items()
         }
-        assert {name: one["is_canary"] for name, one in assigned.items()} == {
-            name: one["bundle_version"] == "v2" for name, one in assigned.items()
+        assert {name: surface["is_canary"] for name, surface in assigned.items()} == {
+            name: surface["bundle_version"] == "v2" for name, surface in assigned.items()
         }
         assert (assigned["news"]["name"], assigned["news"]["bundle_version"]) == ("news", None)
         variants = assigned["home"]["variants"]
         assert (variants["model"] == "mail") == (assigned["home"]["name"] == "mail")
         if variants["model"] == "default":
             assert (variants.get("fresher") == "fresh") == (got["home"]["items"][0]["item_id"] == "i08")
-        assert all(one["variants"] == {} for name, one in assigned.items() if name != "home")
+        assert all(surface["variants"] == {} for name, surface in assigned.items() if name != "home")
         seen.add((variants.get("fresher"), variants["model"], assigned[None]["is_canary"]))
 
-    assert {one for one, _, _ in seen} == {None, "control", "fresh"}
-    assert {one for _, one, _ in seen} == {"default", "mail"}
-    assert {one for _, _, one in seen} == {False, True}
+    assert {variant for variant, _, _ in seen} == {None, "control", "fresh"}
+    assert {name for _, name, _ in seen} == {"default", "mail"}
+    assert {is_canary for _, _, is_canary in seen} == {False, True}
 
 
 @pytest.mark.parametrize(

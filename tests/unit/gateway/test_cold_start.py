@@ -21,7 +21,7 @@ async def test_without_models_every_user_gets_popular_items(tmp_path: Path, user
         assert (answer.tier, answer.reason) == (Tier.POPULAR, Reason.NOT_TRAINED)
         assert len(answer.items) == 3
         assert not {item.item_id for item in answer.items} & set(seen)
-        assert not [one for one in world.llm.requests if one.request_id != "warm-up"]
+        assert not [request for request in world.llm.requests if request.request_id != "warm-up"]
 
 
 async def test_without_models_similar_items_and_rules_answer(tmp_path: Path) -> None:
@@ -46,5 +46,5 @@ async def test_the_first_trained_bundle_takes_over(tmp_path: Path) -> None:
         after = await world.recommend()
 
         assert trained.tier is Tier.STUDENT  # the fake LLM serves another version
-        assert [one.bundle_version for one in (before, trained, after)] == [VERSION, "v2", VERSION]
+        assert [answer.bundle_version for answer in (before, trained, after)] == [VERSION, "v2", VERSION]
         assert after.reason is Reason.NOT_TRAINED

@@ -30,10 +30,10 @@ REQUEST = RankRequest(request_id="r", user_id=None, bundle_version="v1", history
 
 async def test_a_drill_reaches_the_other_replica(tmp_path: Path) -> None:
     """A started replica polls the shared file a few times a second."""
-    one, other = (Drills(tmp_path / "run" / "drills.json") for _ in range(2))
+    first, other = (Drills(tmp_path / "run" / "drills.json") for _ in range(2))
     await other.start()
 
-    await one.switch({DrillTarget.FEATURES: True})
+    await first.switch({DrillTarget.FEATURES: True})
     await until(lambda: other.is_off(DrillTarget.FEATURES))
     await other.stop()
 
@@ -43,12 +43,12 @@ async def test_a_drill_reaches_the_other_replica(tmp_path: Path) -> None:
 
 async def test_switches_at_the_same_moment_are_all_kept(tmp_path: Path) -> None:
     """Concurrent switches on one or two replicas neither undo each other nor fail."""
-    one, other = (Drills(tmp_path / "drills.json") for _ in range(2))
+    first, other = (Drills(tmp_path / "drills.json") for _ in range(2))
 
-    for at in (one, other) * 5:
-        await one.switch(dict.fromkeys(DrillTarget, False))
+    for at in (first, other) * 5:
+        await first.switch(dict.fromkeys(DrillTarget, False))
         await asyncio.gather(
-            *(replica.switch({part: True}) for replica, part in zip((one, at), DrillTarget, strict=True))
+            *(replica.switch({part: True}) for replica, part in zip((first, at), DrillTarget, strict=True))
         )
 
         assert read_drills(tmp_path / "drills.json").keys() == set(DrillTarget)
@@ -101,23 +101,23 @@ async def test_a_drilled_part_is_unavailable_in_every_call_until_the_drill_ends(
 async def test_a_drill_ends_by_itself_or_by_a_switch_and_leaves_the_others(tmp_path: Path, clock: Clock) -> None:
     """Each part has its own end on every replica; the next switch removes ended drills from the file."""
     path = tmp_path / "drills.json"
-    one, other = Drills(path, clock), Drills(path, clock)
+    first, other = Drills(path, clock), Drills(path, clock)
 
     async def off_at_both() -> set[DrillTarget]:
         """Return the parts that are off; both replicas must agree."""
-        for replica in (one, other):
+        for replica in (first, other):
             await replica.refresh()
             assert replica.remaining_s().keys() == {part for part in DrillTarget if replica.is_off(part)}
-        assert one.remaining_s() == other.remaining_s()
-        return {*one.remaining_s()}
+        assert first.remaining_s() == other.remaining_s()
+        return {*first.remaining_s()}
 
-    await one.switch({DrillTarget.LLM: True})
+    await first.switch({DrillTarget.LLM: True})
     clock.now_s += HOLD_S / 2
     await other.switch({DrillTarget.FEATURES: True})
     assert await off_at_both() == {*DrillTarget}
     clock.now_s += HOLD_S / 2
     assert await off_at_both() == {DrillTarget.FEATURES}
-    await one.switch({DrillTarget.FEATURES: True})
+    await first.switch({DrillTarget.FEATURES: True})
     assert json.loads(path.read_text()) == {"features": clock.now_s + HOLD_S}
     await other.switch({DrillTarget.FEATURES: False})
     assert await off_at_both() == set()

@@ -48,9 +48,9 @@ async def test_parts_stop_in_the_reverse_order_of_their_start() -> None:
     lifecycle = Lifecycle([BackgroundPart(part.name, part.stop) for part in [RecordEventsResponse("only", calls)]])
     abc = lifecycle_of(calls)
 
-    for each in (lifecycle, abc):
-        await each.start()
-        await each.stop()
+    for parts in (lifecycle, abc):
+        await parts.start()
+        await parts.stop()
 
     assert calls == ["stop only", "start a", "start b", "start c", "stop c", "stop b", "stop a"]
 

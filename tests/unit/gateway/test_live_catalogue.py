@@ -156,7 +156,7 @@ async def test_a_new_item_has_neighbours_by_its_words_and_is_one(world: World) -
 
     assert before == ["i00"]
     assert of_new[:2] == ["n2", "i12"]
-    assert set(of_new[2:]) <= {f"i{place:02}" for place in range(0, 20, 2)}
+    assert set(of_new[2:]) <= {f"i{number:02}" for number in range(0, 20, 2)}
     assert of_known[0] == "i13"
     assert {"n1", "n2"} < set(of_known)
     assert "n2" in cart
@@ -205,7 +205,7 @@ CHANGES = st.lists(
 @given(CHANGES)
 def test_texts_of_new_items_are_composed_where_their_words_changed_alone(changes: list[tuple[str, Any]]) -> None:
     """After each change the result equals a fresh search; unless a new item's words changed, no text is read."""
-    layout, found = CountingLayout(catalogue_of()), None
+    layout, new = CountingLayout(catalogue_of()), None
     words: dict[str, object] = {}
     for item_id, fields in changes:
         layout.put(item_id, None if fields is None else ItemState(item_id=item_id, **fields), now_ms=0)
@@ -213,14 +213,14 @@ def test_texts_of_new_items_are_composed_where_their_words_changed_alone(changes
         is_changed = item_id.startswith("n") and (item_id not in words or words[item_id] != now)
         words[item_id] = now
         layout.num_read = 0
-        found = find_new(layout, found)
+        new = find_new(layout, new)
         num_read = layout.num_read
         fresh = find_new(layout, None)
 
-        assert is_changed or num_read == 0 or found is None
-        assert (found is None) == (fresh is None)
-        if found is not None and fresh is not None:
-            assert (found.texts, found.near, found.known_near) == (fresh.texts, fresh.near, fresh.known_near)
+        assert is_changed or num_read == 0 or new is None
+        assert (new is None) == (fresh is None)
+        if new is not None and fresh is not None:
+            assert (new.texts, new.near, new.known_near) == (fresh.texts, fresh.near, fresh.known_near)
 
 
 @pytest.mark.parametrize("num_new", [20, 150])
@@ -230,21 +230,21 @@ def test_one_changed_title_is_searched_by_itself(num_new: int) -> None:
     for number in range(num_new):
         title = f"Item {number % 12} {'tea' if number % 2 else 'cup'}"
         layout.put(f"n{number}", ItemState(item_id=f"n{number}", title=title, categories=("even",)), now_ms=0)
-    found = find_new(layout, None)
+    new = find_new(layout, None)
     for number, title in ((3, "Nothing of the kind"), (3, "Item 3 tea"), (4, "Item 4 cup pot")):
-        before = found
+        before = new
         layout.put(f"n{number}", ItemState(item_id=f"n{number}", title=title, categories=("even",)), now_ms=0)
-        found, fresh = find_new(layout, before), find_new(layout, None)
+        new, fresh = find_new(layout, before), find_new(layout, None)
 
         assert before is not None
-        assert found is not None
+        assert new is not None
         assert fresh is not None
-        assert (found.near, found.known_near, found.new_near) == (fresh.near, fresh.known_near, fresh.new_near)
+        assert (new.near, new.known_near, new.new_near) == (fresh.near, fresh.known_near, fresh.new_near)
         left = sum(
             len(row) == 100 and any(layout.item_id(i) == f"n{number}" for i, _ in row)
             for row in before.new_near.values()
         )
-        assert found.num_searched <= 2 + left
+        assert new.num_searched <= 2 + left
         assert fresh.num_searched == 2 * num_new
 
 

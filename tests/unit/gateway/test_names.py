@@ -51,11 +51,11 @@ async def world(store: BundleStore, tmp_path: Path) -> AsyncIterator[World]:
 
 def units(store: BundleStore, *, canary: bool, number: int = 3, stage: int = 0) -> list[str]:
     """Return unit ids that are, or are not, in the canary at a stage."""
-    found = store.record().canary
-    assert found is not None
-    names = (f"u{one}" for one in range(10_000))
-    share = found.stages[stage].share
-    return [one for one in names if (place_of(found.salt, one) < share) is canary][:number]
+    release = store.record().canary
+    assert release is not None
+    names = (f"u{index}" for index in range(10_000))
+    share = release.stages[stage].share
+    return [unit for unit in names if (place_of(release.salt, unit) < share) is canary][:number]
 
 
 def tops(answer: Any) -> list[str]:
@@ -68,14 +68,14 @@ async def both(world: World, door: Door, store: BundleStore, **body: Any) -> lis
         (await door.recommend({"k": 3, "deadline_ms": 4_000, "user_id": units(store, canary=canary)[0], **body})).body
         for canary in (False, True)
     ]
-    return [(one["tier"], one["bundle_version"], tops(one)) for one in replies]
+    return [(reply["tier"], reply["bundle_version"], tops(reply)) for reply in replies]
 
 
 def know(world: World, store: BundleStore, *history: str, **stored: Any) -> None:
     """Set this history for the users of both versions and, for each version, this stored list."""
     for canary, version in ((False, "v1"), (True, "v2")):
-        for one in units(store, canary=canary):
-            world.features.users[one] = user(*history, **({**stored, "bundle_version": version} if stored else {}))
+        for unit in units(store, canary=canary):
+            world.features.users[unit] = user(*history, **({**stored, "bundle_version": version} if stored else {}))
 
 
 async def test_unknown_users_get_the_popular_items_of_their_version(
@@ -125,7 +125,7 @@ async def test_a_candidate_that_the_llm_has_not_loaded_is_answered_by_its_studen
 
     assert live[:2] == ("llm", "v1")
     assert canary == ("student", "v2", ["i24", "i23", "i22"])
-    assert [one.bundle_version for one in world.llm.requests] == ["v1", "v2"]
+    assert [request.bundle_version for request in world.llm.requests] == ["v1", "v2"]
 
 
 async def test_similar_and_popular_items_keep_to_a_visitors_session(
@@ -140,22 +140,22 @@ async def test_similar_and_popular_items_keep_to_a_visitors_session(
         (await door.recommend({"k": 1, "deadline_ms": 4_000, "recent_item_ids": ["i03"], **body})).body
         for body in bodies
     ]
-    popular = [(await door.popular(session_id=one)).body for one in (live, canary, None)]
+    popular = [(await door.popular(session_id=session_id)).body for session_id in (live, canary, None)]
 
-    assert [tops(one) for one in similar] == [["i00", "i01"], ["i20", "i21"], ["i00", "i01"], ["i00", "i01"]]
-    assert [one["bundle_version"] for one in ranked] == ["v1", "v2", "v1", "v1"]
-    assert [one["bundle_version"] for one in popular] == ["v1", "v2", "v1"]
+    assert [tops(answer) for answer in similar] == [["i00", "i01"], ["i20", "i21"], ["i00", "i01"], ["i00", "i01"]]
+    assert [answer["bundle_version"] for answer in ranked] == ["v1", "v2", "v1", "v1"]
+    assert [answer["bundle_version"] for answer in popular] == ["v1", "v2", "v1"]
 
 
 async def test_a_batch_reads_the_users_of_each_version_together(world: World, door: Door, store: BundleStore) -> None:
     """The store is read once per version, and the entries get the answers of single requests."""
     live, canary = units(store, canary=False), units(store, canary=True)
     know(world, store, "i00")
-    entries = [{"user_id": one, "k": 1} for pair in zip(live, canary, strict=True) for one in pair]
+    entries = [{"user_id": user_id, "k": 1} for pair in zip(live, canary, strict=True) for user_id in pair]
 
     reply = await door.batch({"requests": entries, "deadline_ms": 4_000})
 
-    assert [one["bundle_version"] for one in reply.body["answers"]] == ["v1", "v2"] * 3
+    assert [answer["bundle_version"] for answer in reply.body["answers"]] == ["v1", "v2"] * 3
     assert sorted(world.features.read_together) == sorted([tuple(live), tuple(canary)])
 
 
@@ -177,7 +177,7 @@ async def test_a_request_without_a_list_is_on_record_with_its_assignment(
     await door.recommend({"user_id": users["v2"], **body})
 
     recorded = [decode_impression(value) for _, value in world.impressions.records]
-    assert [(one.user_id, one.bundle_version, one.failure) for one in recorded] == [
+    assert [(impression.user_id, impression.bundle_version, impression.failure) for impression in recorded] == [
         *((user_id, version, "invalid_request") for version, user_id in users.items()),
         (users["v2"], "v2", "shed"),
     ]
@@ -185,12 +185,12 @@ async def test_a_request_without_a_list_is_on_record_with_its_assignment(
 
 async def test_pages_go_on_when_the_version_changes(world: World, door: Door, store: BundleStore) -> None:
     """A token of the canary excludes the same items after its end: marks identify items, not bundle positions."""
-    (one, *_) = units(store, canary=True)
-    first = (await door.recommend({"user_id": one, "k": 3, "deadline_ms": 4_000})).body
+    (unit, *_) = units(store, canary=True)
+    first = (await door.recommend({"user_id": unit, "k": 3, "deadline_ms": 4_000})).body
     store.end_canary("v2")
     await world.plane.names.first.refresh()
 
-    second = (await door.recommend({"user_id": one, "k": 3, "deadline_ms": 4_000, "next": first["next"]})).body
+    second = (await door.recommend({"user_id": unit, "k": 3, "deadline_ms": 4_000, "next": first["next"]})).body
 
     assert [first["bundle_version"], second["bundle_version"]] == ["v2", "v1"]
     assert not {*tops(first)} & {*tops(second)}
@@ -199,10 +199,10 @@ async def test_pages_go_on_when_the_version_changes(world: World, door: Door, st
 async def test_a_growing_share_moves_nobody_back_and_the_end_moves_all(world: World, store: BundleStore) -> None:
     """Of 300 users, those in the canary stay in it at each stage; promotion serves it to all without reloading."""
     names = world.plane.names
-    everybody = [f"u{one}" for one in range(300)]
+    everybody = [f"u{number}" for number in range(300)]
 
     def candidates() -> set[str]:
-        return {one for one in everybody if names.find(None, one, NOW_MS).version == "v2"}
+        return {unit for unit in everybody if names.find(None, unit, NOW_MS).version == "v2"}
 
     half = candidates()
     loaded = next(live for live in names.loaded if live.version == "v2")
@@ -226,7 +226,7 @@ async def test_each_surface_is_answered_by_its_name(world: World, door: Door, st
     """A name without a live version rejects only its own requests; impressions and metrics have the name."""
     know(world, store, "i00", "i01", "i02", "i03")
     asked = {"user_id": units(store, canary=False)[0], "k": 2, "deadline_ms": 4_000}
-    default, mail = [(await door.recommend(one)).body for one in (asked, {**asked, "surface": "mail"})]
+    default, mail = [(await door.recommend(body)).body for body in (asked, {**asked, "surface": "mail"})]
     refused = await door.recommend({**asked, "surface": "news"})
 
     assert (default["bundle_version"], mail["bundle_version"]) == ("v1", "m1")
@@ -245,12 +245,12 @@ async def test_each_surface_is_answered_by_its_name(world: World, door: Door, st
 async def test_an_llm_that_fails_closes_its_own_gate_alone(world: World, store: BundleStore) -> None:
     """The breaker of mail opens, and the default name's LLM still answers."""
     know(world, store, "i00", "i01", "i02", "i03")
-    (one, *_) = units(store, canary=False)
+    (unit, *_) = units(store, canary=False)
     world.others["mail"].error = ZeroDivisionError()
     for _ in range(3):
-        await world.recommend(one, surface="mail")
+        await world.recommend(unit, surface="mail")
 
-    answer = await world.recommend(one, deadline_ms=4_000)
+    answer = await world.recommend(unit, deadline_ms=4_000)
 
     assert answer.tier == "llm"
     assert [world.metric("tailrace_breaker_open", name=name) for name in ("default", "mail")] == [0, 1]
@@ -258,11 +258,11 @@ async def test_an_llm_that_fails_closes_its_own_gate_alone(world: World, store: 
 
 async def test_a_name_s_bundle_and_release_can_be_read(rest: RestClient, store: BundleStore) -> None:
     """`/v1/bundle` has the name, its live version and its canary; an unknown name is rejected with the known names."""
-    found, mail, unknown, odd = [
+    default, mail, unknown, odd = [
         await rest.http.get(f"/v1/bundle{query}") for query in ("", "?name=mail", "?name=fr", "?nam=mail")
     ]
 
-    assert found.json() | {"manifest": {}} == {
+    assert default.json() | {"manifest": {}} == {
         "name": "default",
         "version": "v1",
         "num_items": 20,

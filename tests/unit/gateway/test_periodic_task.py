@@ -96,7 +96,7 @@ async def test_a_followed_file_is_read_again_after_an_error_of_its_reader(tmp_pa
     path = tmp_path / "settings.toml"
     path.write_text("k = 1")
     states: list[FileState] = []
-    file = FollowedFile(path, "settings", lambda one: tomllib.loads(one.read_text()), {}, on_state=states.append)
+    file = FollowedFile(path, "settings", lambda path: tomllib.loads(path.read_text()), {}, on_state=states.append)
     await file.start()
     with capture_logs() as logs:
         replace(path, b"k =")

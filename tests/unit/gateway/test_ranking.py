@@ -83,5 +83,5 @@ def test_a_full_ranking_is_cut_to_the_first_allowed(order: list[int], allowed_it
 
     indices, kept = best_allowed(np.array(order), scores, allowed, k)
 
-    expected = [(index, scores[place]) for place, index in enumerate(order) if allowed[index]][:k]
+    expected = [(index, scores[position]) for position, index in enumerate(order) if allowed[index]][:k]
     assert list(zip(indices, kept, strict=True)) == expected

@@ -112,7 +112,7 @@ async def test_long_expressions_are_compiled_beside_the_event_loop(
         return compute(self, columns, clause, rows)
 
     monkeypatch.setattr(type(expressions), "_compute", slow)
-    long = {"must": [{"key": "popularity", "range": {"gte": -one}} for one in range(FEW_TESTS + 1)]}
+    long = {"must": [{"key": "popularity", "range": {"gte": -number}} for number in range(FEW_TESTS + 1)]}
     filters = convert(Filters, long)
     rules = convert(Rules, {"boosts": [{"where": {"key": "categories", "eq": "odd"}, "factor": 9.0}]})
     with pytest.raises(DeadlineExceeded):
@@ -143,21 +143,21 @@ async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monk
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-@pytest.mark.parametrize("said", [None, True, False])
+@pytest.mark.parametrize("exclude_seen", [None, True, False])
 async def test_a_bundle_s_data_decides_whether_seen_items_are_shown(
-    tmp_path: Path, repeats: bool, said: bool | None
+    tmp_path: Path, repeats: bool, exclude_seen: bool | None
 ) -> None:
     """By default, bundles trained on repeats show seen items, also in stored lists; `exclude_seen` overrides this."""
     seen = {"i05", "i06"}
     async with started_world(tmp_path, about={"repeats": repeats}) as world:
         world.features.users["listed"] = user(*seen, "i00", listed=("i05", "i06", "i07", "i08", "i09"))
         world.features.users["long"] = user(*seen, "i19", "i18")
-        whole = [await world.recommend(name, k=17, exclude_seen=said) for name in ("listed", "long")]
-        short = await world.recommend("listed", k=2, exclude_seen=said)
+        whole = [await world.recommend(name, k=17, exclude_seen=exclude_seen) for name in ("listed", "long")]
+        short = await world.recommend("listed", k=2, exclude_seen=exclude_seen)
 
-    is_shown = repeats if said is None else not said
+    is_shown = repeats if exclude_seen is None else not exclude_seen
     assert [seen <= {item.item_id for item in answer.items} for answer in whole] == [is_shown] * 2
-    assert short.tier is (Tier.LLM if said is False and not repeats else Tier.PRECOMPUTED)
+    assert short.tier is (Tier.LLM if exclude_seen is False and not repeats else Tier.PRECOMPUTED)
 
 
 async def test_the_llm_answers_where_the_bundle_shows_its_gain(tmp_path: Path) -> None:

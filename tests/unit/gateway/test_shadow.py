@@ -24,9 +24,9 @@ TEACHER_AGREEMENT = "tailrace_teacher_agreement_ratio"
 LISTS = st.lists(st.sampled_from([f"i{number}" for number in range(12)]), unique=True, max_size=10)
 
 
-def overlap_by_definition(one: Sequence[str], other: Sequence[str], p: float) -> float:
+def overlap_by_definition(first: Sequence[str], other: Sequence[str], p: float) -> float:
     """Sum the agreement at each depth by intersecting sets; beyond a list's end its agreement stays constant."""
-    short, long = sorted((one, other), key=len)
+    short, long = sorted((first, other), key=len)
     total = 0.0
     for depth in range(1, 1_200):
         known = set(short[:depth]) & set(long[:depth])
@@ -36,14 +36,14 @@ def overlap_by_definition(one: Sequence[str], other: Sequence[str], p: float) ->
     return total
 
 
-@given(one=LISTS, other=LISTS, p=st.sampled_from([0.5, 0.9, 0.98]))
-def test_the_overlap_equals_its_definition(one: list[str], other: list[str], p: float) -> None:
+@given(first=LISTS, other=LISTS, p=st.sampled_from([0.5, 0.9, 0.98]))
+def test_the_overlap_equals_its_definition(first: list[str], other: list[str], p: float) -> None:
     """The overlap equals the sum over all depths, in either order; an empty list has none."""
-    overlap = rank_biased_overlap(one, other, p)
+    overlap = rank_biased_overlap(first, other, p)
 
-    assert overlap == rank_biased_overlap(other, one, p)
-    if one and other:
-        assert overlap == pytest.approx(overlap_by_definition(one, other, p), abs=1e-9)
+    assert overlap == rank_biased_overlap(other, first, p)
+    if first and other:
+        assert overlap == pytest.approx(overlap_by_definition(first, other, p), abs=1e-9)
     else:
         assert overlap is None
 
@@ -72,9 +72,9 @@ async def outcomes(world: World, num_samples: int, by: str = "teacher") -> dict[
     """Wait until this many samples have an outcome; return the counts by outcome."""
 
     def by_outcome() -> dict[str, float]:
-        metrics = [one for one in world.registry.collect() if one.name == SAMPLES.removesuffix("_total")]
-        samples = [one for metric in metrics for one in metric.samples if one.name == SAMPLES]
-        return {one.labels["outcome"]: one.value for one in samples if one.labels["by"] == by}
+        metrics = [metric for metric in world.registry.collect() if metric.name == SAMPLES.removesuffix("_total")]
+        samples = [sample for metric in metrics for sample in metric.samples if sample.name == SAMPLES]
+        return {sample.labels["outcome"]: sample.value for sample in samples if sample.labels["by"] == by}
 
     await until(lambda: sum(by_outcome().values()) >= num_samples)
     return by_outcome()
@@ -207,7 +207,7 @@ async def test_no_room_at_the_llm_is_no_room_for_samples(taught: World) -> None:
     await taught.recommend("short")
 
     assert await outcomes(taught, 1) == {"llm_overloaded": 1}
-    assert {(await one).tier for one in waiting} == {Tier.LLM}
+    assert {(await task).tier for task in waiting} == {Tier.LLM}
 
 
 async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
@@ -221,10 +221,10 @@ async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
             await world.recommend("short", Priority.HIGH, request_id=f"r{number}", deadline_ms=5_000)
         strain = world.plane.load.admission.strain
 
-        found = await outcomes(world, 50)
+        counts = await outcomes(world, 50)
 
         assert strain > 0
-        assert set(found) <= {"no_capacity", "busy"}
+        assert set(counts) <= {"no_capacity", "busy"}
         assert world.llm.requests == []
         assert world.metric("tailrace_deadline_missed_total", door="rest") == 0
 

@@ -60,12 +60,12 @@ k = 2
 @pytest.fixture
 def access(tmp_path: Path) -> KeyedAccess:
     """Keys of the default tenant (op), of two tenants, of a suspended, a deleted and an unknown tenant."""
-    gone = {"paused": TenantState.SUSPENDED, "gone": TenantState.DELETED}
+    ended = {"paused": TenantState.SUSPENDED, "gone": TenantState.DELETED}
     keys = [stored_key("op", *Scope), stored_key("lost", *Scope, tenant="nobody")]
-    keys += [stored_key(one, *Scope, tenant=one) for one in (*TENANTS, *gone)]
+    keys += [stored_key(tenant, *Scope, tenant=tenant) for tenant in (*TENANTS, *ended)]
     tenants = [StoredTenant(id="acme", daily_quota=12, max_k=5), StoredTenant(id="bolt")]
     keys.append(stored_key("acme-app", Scope.RECOMMEND, tenant="acme"))
-    tenants += [StoredTenant(id=one, state=state) for one, state in gone.items()]
+    tenants += [StoredTenant(id=tenant, state=state) for tenant, state in ended.items()]
     return keyed_access(tmp_path, *keys, tenants=tenants)
 
 
@@ -78,7 +78,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         add_version(root, f"{tenant}-v1", catalogue_of())
         BundleStore(root, f"{tenant}.default").promote(f"{tenant}-v1")
     (tmp_path / "surfaces.toml").write_text(SURFACES)
-    llms = {f"{one}.default": FakeLlm([f"i{place:02}" for place in range(10, 20)], f"{one}-v1") for one in TENANTS}
+    llms = {
+        f"{tenant}.default": FakeLlm([f"i{number:02}" for number in range(10, 20)], f"{tenant}-v1")
+        for tenant in TENANTS
+    }
     made = make_world(root, others=llms, surfaces_file=tmp_path / "surfaces.toml")
     for tenant in ("", *TENANTS):
         made.features.users[scoped(tenant, "long")] = user(*HISTORY)
@@ -93,8 +96,8 @@ async def test_each_tenant_is_answered_by_its_own_bundle(world: World, door: Doo
 
     answers = [(await door.recommend(ASKED, bearer(key))).body for key in ("op", *TENANTS)]
 
-    assert [one["bundle_version"] for one in answers] == ["v1", "acme-v1", "bolt-v1"]
-    assert [one["reason"] for one in answers] == ["llm_in_time", "llm_in_time", "unknown_user"]
+    assert [answer["bundle_version"] for answer in answers] == ["v1", "acme-v1", "bolt-v1"]
+    assert [answer["reason"] for answer in answers] == ["llm_in_time", "llm_in_time", "unknown_user"]
     assert world.others["acme.default"].requests[0].user_id == scoped("acme", "long")
 
 
@@ -119,15 +122,15 @@ async def test_no_caller_can_send_another_tenant_s_id(world: World, door: Door, 
 
 async def test_surfaces_of_other_tenants_are_unknown(world: World, door: Door) -> None:
     """A tenant has the surfaces of its own prefix; errors name and suggest no other."""
-    found = [await door.recommend({"user_id": "long", "surface": "home"}, bearer(key)) for key in ("op", *TENANTS)]
+    answers = [await door.recommend({"user_id": "long", "surface": "home"}, bearer(key)) for key in ("op", *TENANTS)]
     refused = [
         await door.recommend({"user_id": "long", "surface": name}, bearer(key))
         for key, name in (("op", "acme/home"), ("bolt", "acme/home"), ("bolt", "secret"), ("op", "acme.default"))
     ]
 
-    assert [len(one.body["items"]) for one in found] == [1, 3, 2]
-    assert [(one.code, one.field) for one in refused] == [("invalid_request", "surface")] * 4
-    assert not any("acme" in one.sent.replace("acme/home", "") for one in refused[1:3])
+    assert [len(answer.body["items"]) for answer in answers] == [1, 3, 2]
+    assert [(refusal.code, refusal.field) for refusal in refused] == [("invalid_request", "surface")] * 4
+    assert not any("acme" in refusal.sent.replace("acme/home", "") for refusal in refused[1:3])
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ async def test_a_tenant_is_deleted_while_its_name_is_loaded(tmp_path: Path) -> N
             begun.set()
             gate.wait(30.0)
 
-    llms = {f"{one}.default": FakeLlm(["i10"], f"{one}-v1") for one in TENANTS}
+    llms = {f"{tenant}.default": FakeLlm(["i10"], f"{tenant}-v1") for tenant in TENANTS}
     residency = NameResidency(budget_bytes=None, min_stay_s=0.0, pinned=frozenset())
     world = make_world(root, others=llms, load_reader=load_reader, residency=residency)
     items, names = world.items.live_items, world.plane.names
@@ -191,7 +194,7 @@ async def test_a_tenant_is_deleted_while_its_name_is_loaded(tmp_path: Path) -> N
     for tenant in TENANTS:
         with suppress(DependencyUnavailable):
             names.current(f"{tenant}.default")
-        await until(lambda one=tenant: names.of(f"{one}.default").is_loaded)
+        await until(lambda tenant=tenant: names.of(f"{tenant}.default").is_loaded)
     items.apply([(scoped("acme", "i11"), ItemState(item_id="i11", available=False))])
     await world.plane.stop()
 
@@ -220,8 +223,8 @@ async def test_a_tenant_writes_text_by_the_shared_model(world: World, access: Ke
         ]
 
     assert codes == [200, 200, 403]
-    assert [one.tenant for one in parrot.requests] == [*TENANTS]
-    assert len({one.cache_scope for one in parrot.requests}) == len(TENANTS)
+    assert [request.tenant for request in parrot.requests] == [*TENANTS]
+    assert len({request.cache_scope for request in parrot.requests}) == len(TENANTS)
 
 
 async def test_a_page_token_is_worth_nothing_to_another_tenant(world: World, door: Door) -> None:
@@ -239,14 +242,14 @@ async def test_an_explanation_belongs_to_its_tenant(world: World, rest: RestClie
         await rest.recommend({**ASKED, "request_id": "r", "surface": "home"}, bearer(key))
     await world.plane.explanations.flush()
 
-    found = [await rest.http.get("/v1/explanations/r", headers=bearer(key)) for key in ("bolt", "acme", "op")]
+    responses = [await rest.http.get("/v1/explanations/r", headers=bearer(key)) for key in ("bolt", "acme", "op")]
     forged = await rest.http.get("/v1/explanations/acme%1Fr", headers=bearer("op"))
 
-    assert [one.status_code for one in found] == [200, 200, 404]
+    assert [response.status_code for response in responses] == [200, 200, 404]
     assert forged.status_code in {404, 422, 400}
-    bodies = [one.json() for one in found[:2]]
-    assert [one["bundle_version"] for one in bodies] == ["bolt-v1", "acme-v1"]
-    assert {(one["request_id"], one["user_id"], one["surface"]) for one in bodies} == {("r", "long", "home")}
+    bodies = [response.json() for response in responses[:2]]
+    assert [body["bundle_version"] for body in bodies] == ["bolt-v1", "acme-v1"]
+    assert {(body["request_id"], body["user_id"], body["surface"]) for body in bodies} == {("r", "long", "home")}
 
 
 async def test_a_refused_request_is_explained_to_its_tenant_only(world: World, rest: RestClient) -> None:
@@ -254,9 +257,9 @@ async def test_a_refused_request_is_explained_to_its_tenant_only(world: World, r
     await rest.recommend({**ASKED, "request_id": "bad", "surface": "none"}, bearer("bolt"))
     await world.plane.explanations.flush()
 
-    found = [await rest.http.get("/v1/explanations/bad", headers=bearer(key)) for key in ("op", "bolt")]
+    responses = [await rest.http.get("/v1/explanations/bad", headers=bearer(key)) for key in ("op", "bolt")]
 
-    assert [one.status_code for one in found] == [404, 200]
+    assert [response.status_code for response in responses] == [404, 200]
 
 
 async def test_a_receipt_belongs_to_its_tenant(world: World, rest: RestClient) -> None:
@@ -264,9 +267,9 @@ async def test_a_receipt_belongs_to_its_tenant(world: World, rest: RestClient) -
     erased = await rest.http.delete("/v1/users/long", headers=bearer("bolt"))
     receipt = f"/v1/erasures/{erased.json()['erasure_id']}"
 
-    found = [(await rest.http.get(receipt, headers=bearer(key))).status_code for key in ("acme", "op", "bolt")]
+    statuses = [(await rest.http.get(receipt, headers=bearer(key))).status_code for key in ("acme", "op", "bolt")]
 
-    assert (erased.status_code, found) == (202, [404, 404, 200])
+    assert (erased.status_code, statuses) == (202, [404, 404, 200])
     assert world.events.records[0][0] == b"bolt\x1flong"
 
 
@@ -279,13 +282,13 @@ async def test_assignments_and_bundles_name_no_other_tenant(world: World, rest: 
         for key, name in (("bolt", "acme.default"), ("op", "acme.default"), ("bolt", "fr"))
     ]
 
-    assert [(one["surface"], one["name"]) for one in assigned.json()["surfaces"]] == [
+    assert [(surface["surface"], surface["name"]) for surface in assigned.json()["surfaces"]] == [
         (None, "default"),
         ("home", "default"),
     ]
     assert (bundle.json()["name"], bundle.json()["version"]) == ("default", "bolt-v1")
-    assert [one.status_code for one in others] == [422] * 3
-    assert "acme" not in "".join(one.text.replace("acme.default", "") for one in others)
+    assert [response.status_code for response in others] == [422] * 3
+    assert "acme" not in "".join(response.text.replace("acme.default", "") for response in others)
 
 
 async def test_requests_are_counted_by_tenant(world: World, door: Door) -> None:
@@ -309,9 +312,9 @@ async def test_requests_are_counted_by_tenant(world: World, door: Door) -> None:
 
 async def test_calls_about_the_whole_stack_are_the_operator_s(rest: RestClient) -> None:
     """A tenant's key with every scope cannot read all metrics."""
-    found = [(await rest.http.get("/metrics", headers=bearer(key))).status_code for key in ("op", "acme")]
+    statuses = [(await rest.http.get("/metrics", headers=bearer(key))).status_code for key in ("op", "acme")]
 
-    assert found == [200, 403]
+    assert statuses == [200, 403]
 
 
 async def test_impressions_carry_their_tenant(world: World, door: Door) -> None:
@@ -320,9 +323,9 @@ async def test_impressions_carry_their_tenant(world: World, door: Door) -> None:
     await door.recommend({"recent_item_ids": ["i00"], "k": 2}, bearer("bolt"))
 
     await until(lambda: len(world.impressions.records) == 2)
-    found = [json.loads(value or b"") for _, value in world.impressions.records]
+    impressions = [json.loads(value or b"") for _, value in world.impressions.records]
 
-    assert [(one.get("user_id"), one["name"]) for one in found] == [
+    assert [(impression.get("user_id"), impression["name"]) for impression in impressions] == [
         ("acme\x1flong", "acme.default"),
         (None, "bolt.default"),
     ]
@@ -348,7 +351,7 @@ async def test_a_search_finds_the_tenant_s_own_items(world: World, door: Door) -
         world.items.live_items.apply([(scoped(key, "new"), change)])
     await world.plane.wishes.refresh()
 
-    found = {
+    lists = {
         key: [
             [item["item_id"] for item in (await door.search(query, bearer(key), k=1)).body["items"]]
             for query in ("zanzibar", "quokka days")
@@ -356,9 +359,9 @@ async def test_a_search_finds_the_tenant_s_own_items(world: World, door: Door) -
         for key in ("op", *TENANTS)
     }
 
-    assert [one == ["new"] for one in found["acme"]] == [True, False]
-    assert [one == ["new"] for one in found["bolt"]] == [False, True]
-    assert ["new"] not in found["op"]
+    assert [item_ids == ["new"] for item_ids in lists["acme"]] == [True, False]
+    assert [item_ids == ["new"] for item_ids in lists["bolt"]] == [False, True]
+    assert ["new"] not in lists["op"]
 
 
 async def test_items_are_stated_per_tenant(world: World, rest: RestClient) -> None:
@@ -367,13 +370,15 @@ async def test_items_are_stated_per_tenant(world: World, rest: RestClient) -> No
     added = await rest.http.put("/v1/items/new", json={"title": "New"}, headers=bearer("bolt"))
     await rest.http.delete("/v1/items/i11", headers=bearer("acme"))
 
-    found = {
-        key: [(await rest.http.get(f"/v1/items/{one}", headers=bearer(key))).status_code for one in ("i11", "new")]
+    statuses = {
+        key: [
+            (await rest.http.get(f"/v1/items/{item_id}", headers=bearer(key))).status_code for item_id in ("i11", "new")
+        ]
         for key in ("op", *TENANTS)
     }
     shown = [[item["item_id"] for item in (await rest.recommend(ASKED, bearer(key))).body["items"]] for key in TENANTS]
 
     assert [hidden.json()["item_id"], added.json()["item_id"]] == ["i10", "new"]
-    assert found == {"op": [200, 404], "acme": [404, 404], "bolt": [200, 200]}
+    assert statuses == {"op": [200, 404], "acme": [404, 404], "bolt": [200, 200]}
     assert shown == [["i12", "i13"], ["i10", "i11"]]
     assert [key for key, _ in world.items.records] == [b"acme\x1fi10", b"bolt\x1fnew", b"acme\x1fi11"]

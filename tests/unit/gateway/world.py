@@ -105,7 +105,7 @@ def user(*history: str, newest_ms: int | None = None, listed: tuple[str, ...] = 
     precomputed = None
     if listed:
         fields = {"bundle_version": VERSION, "made_from_row_us": row_us, **stored}
-        scores = tuple(1.0 - place / 100 for place in range(len(listed)))
+        scores = tuple(1.0 - position / 100 for position in range(len(listed)))
         precomputed = PrecomputedList(item_ids=listed, scores=scores, **fields)
     return UserFeatures(
         history_item_ids=history,

@@ -28,7 +28,7 @@ def plan(
     tls_dir: Path | None, host: str = HOST, client_ca_file: Path | None = None, http_fd: int = 3, grpc_fd: int = 4
 ) -> EdgePlan:
     """Build an edge with an ingress on each of these comma-separated hosts and a standby on the first host."""
-    ray = tuple(Upstream(one, 18_000, 19_000) for one in host.split(","))
+    ray = tuple(Upstream(address, 18_000, 19_000) for address in host.split(","))
     standby = Upstream(ray[0].host, 18_001, 19_001)
     return EdgePlan(
         http_fd=http_fd, grpc_fd=grpc_fd, ray=ray, standby=standby, tls_dir=tls_dir, client_ca_file=client_ca_file

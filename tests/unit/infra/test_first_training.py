@@ -93,9 +93,9 @@ def test_the_stack_starts_with_the_first_bundle_and_reports_estimates_and_end(
     settings = Settings(state_dir=tmp_path)
     log_of(settings).parent.mkdir()
     log_of(settings).write_text("training: of an earlier run\n")
-    said: list[str] = []
+    lines: list[str] = []
     supervisor = Scripted(settings, code, publishes=True)
-    training = FirstTraining(supervisor, settings, said.append)  # type: ignore[arg-type]
+    training = FirstTraining(supervisor, settings, lines.append)  # type: ignore[arg-type]
 
     training.begin()
     assert supervisor.lowered_at == [2]  # the stack waits for the bundle, not for the training
@@ -105,9 +105,9 @@ def test_the_stack_starts_with_the_first_bundle_and_reports_estimates_and_end(
 
     assert begun == (2, "training")
     assert training.stage == stage
-    assert [line for line in said if line.endswith("left")] == ["training: about 2 minutes left"] * 2
-    assert "earlier" not in "".join(said)
-    assert (str(log_of(settings)) in said[-1]) is (code != 0)
+    assert [line for line in lines if line.endswith("left")] == ["training: about 2 minutes left"] * 2
+    assert "earlier" not in "".join(lines)
+    assert (str(log_of(settings)) in lines[-1]) is (code != 0)
 
 
 def test_a_training_that_fails_before_its_first_bundle_ends_the_start(tmp_path: Path) -> None:

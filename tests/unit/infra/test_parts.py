@@ -144,9 +144,9 @@ def test_what_access_lacks_is_refused_before_the_start(
 
     with pytest.raises(ConfigError, match=words):
         check_access(broken)
-    (found,) = [one for one in examine(broken) if one.what == "access"]
-    assert not found.is_ok
-    assert re.search(words, found.found)
+    (check,) = [check for check in examine(broken) if check.what == "access"]
+    assert not check.is_ok
+    assert re.search(words, check.found)
 
 
 def test_missing_server_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

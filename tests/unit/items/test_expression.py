@@ -40,7 +40,7 @@ RANGES = st.builds(
     Range,
     gte=st.none() | st.sampled_from(NUMBERS),
     lt=st.none() | st.sampled_from(NUMBERS),
-).filter(lambda one: one != Range())
+).filter(lambda condition: condition != Range())
 TESTS = st.one_of(
     st.lists(VALUES | st.sampled_from(["i0", "i1", "n0"]), min_size=1, max_size=5).map(lambda held: OneOf(tuple(held))),
     RANGES,
@@ -88,19 +88,19 @@ def slow_holds(clause: Clause, held: dict[str, tuple[Any, ...]]) -> bool:
     """Return whether a clause holds for these values."""
     if isinstance(clause, Expression):
         return (
-            all(slow_holds(one, held) for one in clause.must)
-            and (not clause.should or any(slow_holds(one, held) for one in clause.should))
-            and not any(slow_holds(one, held) for one in clause.must_not)
+            all(slow_holds(condition, held) for condition in clause.must)
+            and (not clause.should or any(slow_holds(condition, held) for condition in clause.should))
+            and not any(slow_holds(condition, held) for condition in clause.must_not)
         )
     values = held.get(clause.key, ())
     match clause.test:
         case Exists(wanted):
             return bool(values) == wanted
         case OneOf(wanted_values):
-            return any(type(one) is type(other) and one == other for one in values for other in wanted_values)
+            return any(type(value) is type(other) and value == other for value in values for other in wanted_values)
         case Range(gte, _, _, lt):
-            numbers = [one for one in values if type(one) is float]
-            return any((gte is None or one >= gte) and (lt is None or one < lt) for one in numbers)
+            numbers = [value for value in values if type(value) is float]
+            return any((gte is None or number >= gte) and (lt is None or number < lt) for number in numbers)
 
 
 @given(CHANGES, st.lists(st.tuples(CHANGES, CLAUSES), min_size=1, max_size=4))
@@ -201,7 +201,7 @@ def test_what_is_kept_takes_the_memory_that_is_counted() -> None:
     expressions, most = Expressions(items, max_cache_bytes=500_000), 1_000_000
     tracemalloc.start()
     for number in range(400):
-        values = tuple(f"{number} {place}".ljust(250, "x") for place in range(200))
+        values = tuple(f"{number} {index}".ljust(250, "x") for index in range(200))
         expressions.mask(Condition.of("colour", OneOf(values)))
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -226,10 +226,12 @@ def test_threads_compile_at_once_while_items_change() -> None:
         running = [threads.submit(compile_often, turn) for turn in range(4)]
         for price in range(2_000):
             put(items, "i0", {"price": float(price % 6)})
-        for one in running:
-            one.result()
+        for thread in running:
+            thread.result()
 
-    assert [bool(expressions.mask(one)[0]) for one in clauses] == [float(1_999 % 6) >= limit for limit in range(6)]
+    assert [bool(expressions.mask(clause)[0]) for clause in clauses] == [
+        float(1_999 % 6) >= limit for limit in range(6)
+    ]
 
 
 def test_long_work_is_not_done_at_once() -> None:
@@ -258,8 +260,8 @@ def test_tests_are_counted_by_clause_and_refused_by_path() -> None:
     assert (numbers.num_tests, texts.num_tests, expression.num_tests) == (30, 1, 32)
     for _ in range(MAX_TESTS):
         budget.spend(expression, "filters", expressions)
-    for place in range(MAX_TESTS - expression.num_tests):
-        budget.spend(Condition.of("price", Range(lt=float(place))), "filters", expressions)
+    for limit in range(MAX_TESTS - expression.num_tests):
+        budget.spend(Condition.of("price", Range(lt=float(limit))), "filters", expressions)
     with pytest.raises(InvalidRequest) as refused:
         budget.spend(texts, "rules.blocks[3]", expressions)
     assert refused.value.field == "rules.blocks[3]"
@@ -281,12 +283,12 @@ def test_tests_of_many_items_have_a_smaller_budget() -> None:
 def test_order_and_doubles_do_not_make_another_expression() -> None:
     """Equal clauses have one text regardless of order and duplicates; flags, numbers and texts stay distinct."""
     red, blue = Condition.of("colour", OneOf(("red", "blue"))), Condition.of("colour", OneOf(("blue", "red", "red")))
-    one = Condition.of("new", OneOf((True,)))
+    new = Condition.of("new", OneOf((True,)))
 
     assert red == blue
-    assert Expression.of(must=[red, one]) == Expression.of(must=[one, blue, one])
+    assert Expression.of(must=[red, new]) == Expression.of(must=[new, blue, new])
     assert len({Condition.of("new", OneOf((value,))).text for value in (True, 1.0, "1.0", "True", "true")}) == 5
-    assert Expression.of(must=[one]) != Expression.of(should=[one])
+    assert Expression.of(must=[new]) != Expression.of(should=[new])
 
 
 @pytest.mark.parametrize(

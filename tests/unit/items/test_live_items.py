@@ -155,7 +155,7 @@ def test_filters_find_what_the_live_catalogue_has() -> None:
         mask = layout.allowed(**filters)  # type: ignore[arg-type]
         return [layout.item_id(index) for index in np.flatnonzero(mask).tolist()]
 
-    assert found(categories=("fresh",)) == ["i0", *(one for one in new if one != "n7")]
+    assert found(categories=("fresh",)) == ["i0", *(item_id for item_id in new if item_id != "n7")]
     assert found(categories=("x",)) == ["i1", "i2"]
     assert found(allowed_item_ids=("n7", "n8", "i1", "none"), excluded_item_ids=("i1",)) == ["n8"]
     layout.check_filters(("fresh", "x"), ("n8", "i0"))
@@ -172,7 +172,7 @@ def test_a_deleted_item_that_no_bundle_has_is_unknown() -> None:
     items.apply([("new", ItemState(item_id="new")), ("gone", ItemState(item_id="gone")), ("gone", None)])
     items.apply([("never", None), ("i0", None)])
 
-    assert [layout.has(one) for one in ("i0", "i1", "new", "gone", "never", "none")] == [True] * 3 + [False] * 3
+    assert [layout.has(item_id) for item_id in ("i0", "i1", "new", "gone", "never", "none")] == [True] * 3 + [False] * 3
     with pytest.raises(InvalidRequest, match=r"filters.allowed_item_ids\[0\]"):
         layout.check_filters(None, ("gone",))
     items.apply([("gone", ItemState(item_id="gone"))])
@@ -275,11 +275,11 @@ def test_a_snapshot_with_any_flipped_bit_is_as_none(tmp_path: Path) -> None:
     data = path.read_bytes()
     assert read_snapshot(path, LiveItems()) == Positions("topic", {0: Mark(1)})
 
-    for place in range(0, len(data), 7):
+    for offset in range(0, len(data), 7):
         flipped = bytearray(data)
-        flipped[place] ^= 1 << place % 8
+        flipped[offset] ^= 1 << offset % 8
         path.write_bytes(flipped)
-        assert read_snapshot(path, LiveItems()) is None, place
+        assert read_snapshot(path, LiveItems()) is None, offset
     for length in (0, 3, 31, 40, len(data) - 1):
         path.write_bytes(data[:length])
         assert read_snapshot(path, LiveItems()) is None, length
@@ -300,7 +300,7 @@ def test_tenants_have_catalogues_of_their_own(tmp_path: Path) -> None:
     read.apply([("acme\x1fi0", None)])
 
     assert positions == Positions("t", POSITIONS)
-    assert [one.layout.state("i0").title for one in (items, items.of("acme"))] == ["Ours", "Theirs"]  # type: ignore[union-attr]
+    assert [catalogue.layout.state("i0").title for catalogue in (items, items.of("acme"))] == ["Ours", "Theirs"]  # type: ignore[union-attr]
     assert (read.layout.state("i0") is None, read.of("acme").layout.state("i0")) == (False, None)
 
 
@@ -324,7 +324,7 @@ def test_a_deleted_tenant_leaves_no_state(tmp_path: Path) -> None:
     write_snapshot(path, items, Positions("t", POSITIONS))
 
     assert items.tenants == {}
-    assert [one.name for one in tmp_path.iterdir()] == ["items.snapshot"]
+    assert [file.name for file in tmp_path.iterdir()] == ["items.snapshot"]
     assert items.layout.state("i0") is not None
 
 
@@ -342,7 +342,7 @@ def test_catalogues_laid_while_their_items_change_have_the_last_states() -> None
         laying = [pool.submit(racing.lay, catalogues[number % 2]) for number in range(40)]
         for change in changes:
             racing.apply([change])
-    laid = [one.result() for one in laying]
+    laid = [future.result() for future in laying]
 
     in_turn.apply(changes)
     for layout in laid:
@@ -350,6 +350,6 @@ def test_catalogues_laid_while_their_items_change_have_the_last_states() -> None
         assert [layout.state(item_id) for item_id in (*ids, "new")] == [
             expected.state(item_id) for item_id in (*ids, "new")
         ]
-        assert [layout.allowed()[layout.indices([one])].tolist() for one in ids] == [
-            expected.allowed()[expected.indices([one])].tolist() for one in ids
+        assert [layout.allowed()[layout.indices([item_id])].tolist() for item_id in ids] == [
+            expected.allowed()[expected.indices([item_id])].tolist() for item_id in ids
         ]

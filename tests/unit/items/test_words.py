@@ -18,11 +18,13 @@ def test_cosines_are_those_of_an_independent_implementation(known: list[str], te
     rows = expected.fit_transform(known)
     cosines = (rows @ expected.transform([text]).T).toarray().ravel()
     index = WordIndex(known)
-    found, near = index.nearest(text, 3)
+    indices, near = index.nearest(text, 3)
 
-    order = [place for place in np.lexsort((np.arange(len(known)), -cosines.round(6))) if cosines[place] > 0][:3]
+    order = [position for position in np.lexsort((np.arange(len(known)), -cosines.round(6))) if cosines[position] > 0][
+        :3
+    ]
     assert sorted(near, reverse=True) == list(near)
-    np.testing.assert_allclose(near, cosines[found], atol=1e-6)
+    np.testing.assert_allclose(near, cosines[indices], atol=1e-6)
     np.testing.assert_allclose(near, cosines[order], atol=1e-6)
 
 

@@ -40,9 +40,11 @@ def test_every_field_is_reached_by_a_setting_or_declared_internal(
     plain, reached = make(Settings()), set()
     for name, value in changes.items():
         changed = make(Settings(**{name: value}))
-        found = {one.name for one in fields(EngineConfig) if getattr(changed, one.name) != getattr(plain, one.name)}
-        assert found, name
-        reached |= found
+        reached_fields = {
+            field.name for field in fields(EngineConfig) if getattr(changed, field.name) != getattr(plain, field.name)
+        }
+        assert reached_fields, name
+        reached |= reached_fields
 
     assert reached | INTERNAL_FIELDS.keys() | OF_ONE_ENGINE == {field.name for field in fields(EngineConfig)}
     assert not reached & INTERNAL_FIELDS.keys()

@@ -61,7 +61,8 @@ class Recommender:
 def listed(num_items: int) -> dict[str, Any]:
     """Return an answer with the catalogue's last items and an item that the bundle lacks."""
     items = [
-        {"item_id": f"i{NUM_ITEMS - 1 - place:02}", "score": -place / 10, "metadata": {}} for place in range(NUM_ITEMS)
+        {"item_id": f"i{NUM_ITEMS - 1 - position:02}", "score": -position / 10, "metadata": {}}
+        for position in range(NUM_ITEMS)
     ]
     metrics = {"latency_ms": 5, "sequence_length": 4, "num_candidates_generated": num_items}
     return {"recommendations": [FOREIGN, *items[:num_items]], "metrics": metrics}

@@ -33,7 +33,7 @@ def write_by_hand(folder: Path, decoder: Decoder, rank: int = 2, **about: Any) -
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 6, "target_modules": ["q_proj"], "bias": "none"}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config | about))
-    names = {f"base_model.model.{MODULE}.lora_{part}.weight": one for part, one in (("A", low), ("B", high))}
+    names = {f"base_model.model.{MODULE}.lora_{part}.weight": matrix for part, matrix in (("A", low), ("B", high))}
     save_file(names, folder / ADAPTER_WEIGHTS)
     return low, high
 
@@ -53,8 +53,8 @@ def test_a_folder_of_peft_is_added_to_the_decoder_that_it_lies_in(tmp_path, deco
     low, high = write_by_hand(tmp_path / ADAPTER, decoder, **about)
 
     weights = {
-        one: load_decoder(tmp_path, torch.float32, "cpu", with_adapter=one).layers[0]["q"].weight
-        for one in (True, False)
+        with_adapter: load_decoder(tmp_path, torch.float32, "cpu", with_adapter=with_adapter).layers[0]["q"].weight
+        for with_adapter in (True, False)
     }
 
     torch.testing.assert_close(weights[True], decoder.layers[0]["q"].weight + scale * high @ low)
@@ -68,10 +68,12 @@ def test_a_saved_adapter_is_read_alike(tmp_path, decoder) -> None:
     adapter = type(adapter)(pairs={**adapter.pairs, **narrow.pairs}, base="20260101T000000Z-abc")
     save_adapter(adapter, decoder.config, tmp_path)
 
-    found = read_adapter(tmp_path, decoder.config)
-    assert (found.base, found.rank) == (adapter.base, 4)
-    for one, other in zip(merged(decoder, found).parameters(), merged(decoder, adapter).parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+    loaded = read_adapter(tmp_path, decoder.config)
+    assert (loaded.base, loaded.rank) == (adapter.base, 4)
+    for parameter, other in zip(
+        merged(decoder, loaded).parameters(), merged(decoder, adapter).parameters(), strict=True
+    ):
+        torch.testing.assert_close(parameter, other)
     about = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
     assert about["target_modules"] == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 
@@ -110,17 +112,19 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a text for alpha": (edit(lora_alpha="16"), "lora_alpha"),
     "no JSON": (lambda folder: (folder / ADAPTER_CONFIG).write_text("{"), ADAPTER_CONFIG),
     "a pickle": (lambda folder: (folder / ADAPTER_WEIGHTS).unlink(), ADAPTER_WEIGHTS),
-    "half a pair": (retensor(lambda one: one.pop(NAME)), MODULE),
+    "half a pair": (retensor(lambda tensors: tensors.pop(NAME)), MODULE),
     "an embedding": (
-        retensor(lambda one: one.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(1, 1)})),
+        retensor(
+            lambda tensors: tensors.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(1, 1)})
+        ),
         "model.embed_tokens",
     ),
     "a head": (
-        retensor(lambda one: one.update({"base_model.model.lm_head.weight": torch.ones(1, 1)})),
+        retensor(lambda tensors: tensors.update({"base_model.model.lm_head.weight": torch.ones(1, 1)})),
         "lm_head.weight",
     ),
-    "another width": (retensor(lambda one: one.update({NAME: torch.ones(7, 2)})), MODULE),
-    "no numbers": (retensor(lambda one: one[NAME].fill_(float("nan"))), MODULE),
+    "another width": (retensor(lambda tensors: tensors.update({NAME: torch.ones(7, 2)})), MODULE),
+    "no numbers": (retensor(lambda tensors: tensors[NAME].fill_(float("nan"))), MODULE),
 }
 
 

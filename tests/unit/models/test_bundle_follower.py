@@ -147,14 +147,14 @@ def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
     pointer.unlink()
     pointer.mkdir()
 
-    for each in (follower, later):
-        each.refresh()
+    for replica in (follower, later):
+        replica.refresh()
 
     assert (follower.serving.live, later.serving.live) == ("v2", None)
     pointer.rmdir()
     point_to(root, "v1")
-    for each in (follower, later):
-        each.refresh()
+    for replica in (follower, later):
+        replica.refresh()
     assert follower.serving.live == later.serving.live == "v1"
 
 
@@ -166,7 +166,7 @@ def model_of(looks: Sequence[tuple[NameRecord, frozenset[str]]]) -> tuple[str | 
     """
     live, loaded, tried = None, set[str](), list[str]()
     for record, broken in looks:
-        named = [one for one in (record.live, record.canary and record.canary.version) if one is not None]
+        named = [version for version in (record.live, record.canary and record.canary.version) if version is not None]
         live = record.live if record.live in loaded else live
         loaded &= {live, *named}
         for version in named:

@@ -111,7 +111,7 @@ def test_catalogues_share_texts_exactly_if_they_are_equal(first: list[Any], seco
     with TemporaryDirectory() as folder:
         loaded = []
         for number, rows in enumerate((first, second)):
-            columns = [tuple(row[place] for row in rows) for place in range(3)]
+            columns = [tuple(row[index] for row in rows) for index in range(3)]
             codes, popularity = np.zeros((len(rows), 1), np.int32), np.full(len(rows), float(number))
             Catalogue(*columns, codes, (1,), popularity).save(Path(folder, "catalogue.parquet"))
             loaded.append(load_catalogue(Path(folder, "catalogue.parquet")))

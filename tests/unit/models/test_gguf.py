@@ -114,7 +114,7 @@ def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) 
     tokens_T = torch.randint(0, LIBRARY.get_vocab_size(), (60,))
     ours = logits_of(load_decoder(tmp_path / "out", torch.float32, "cpu"), tokens_T)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
-    wanted, theirs = (hub_logits(one, tokens_T) for one in (model, reloaded))
+    wanted, theirs = (hub_logits(decoder, tokens_T) for decoder in (model, reloaded))
 
     assert torch.equal(theirs, wanted)
     assert float((ours - wanted).abs().max()) < 1e-4

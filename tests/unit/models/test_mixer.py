@@ -30,7 +30,7 @@ def mixer_of(seed: int) -> Mixer:
 
 def slow_sums(mixer: Mixer, history: list[int], weights: dict[str, float]) -> dict[int, dict[str, float]]:
     """Return each item's contributions by source, one neighbour at a time."""
-    found: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for name, weight in weights.items():
         if name == MODEL:
             continue
@@ -39,8 +39,8 @@ def slow_sums(mixer: Mixer, history: list[int], weights: dict[str, float]) -> di
             row = zip(source.table.neighbours_VN[item].tolist(), source.table.scores_VN[item].tolist(), strict=True)
             for other, score in row:
                 if other != NONE:
-                    found[other][name] += weight * source.decay**steps_back * score
-    return found
+                    sums[other][name] += weight * source.decay**steps_back * score
+    return sums
 
 
 @given(HISTORIES, st.integers(0, 5), st.sampled_from([0.0, 0.01, 1.0, 3.0]))
@@ -71,11 +71,11 @@ def test_contributions_sum_to_the_score(history: list[int], seed: int) -> None:
     blend = mixer.blends[STUDENT][0]
     items = list(range(NUM_ITEMS))
 
-    found = mixer.contributions(STUDENT, history, blend, items)
+    contributions = mixer.contributions(STUDENT, history, blend, items)
 
     slow, added = slow_sums(mixer, history, dict(blend.weights)), mixer.read(history, blend)
     sums = np.bincount(added.items, added.scores, minlength=NUM_ITEMS)
-    for item, own in zip(items, found, strict=True):
+    for item, own in zip(items, contributions, strict=True):
         assert {name: score for name, score in own.items() if score} == pytest.approx(
             {name: score for name, score in slow[item].items() if score}
         )

@@ -87,7 +87,7 @@ def promote(store: BundleStore, *versions: str) -> None:
 
 def test_a_document_reads_the_same_after_it_was_validated() -> None:
     """A process validates a content once, and rejects an invalid content every time."""
-    valid, invalid = (json.dumps({"files": {"a": one}, "data": None}).encode() for one in ("0" * 64, "no hash"))
+    valid, invalid = (json.dumps({"files": {"a": digest}, "data": None}).encode() for digest in ("0" * 64, "no hash"))
 
     assert [decode_manifest(valid, "v1", "here") for _ in range(3)] == [{"files": {"a": "0" * 64}}] * 3
     for _ in range(2):
@@ -141,7 +141,8 @@ HOSTILE_MANIFESTS: dict[str, str] = {
         )
     },
     **{
-        f"hash {one!r}": json.dumps({"files": {"a": one}}) for one in ("", "c0de", "../" * 21 + "x", HASH[:-1] + "G", 1)
+        f"hash {digest!r}": json.dumps({"files": {"a": digest}})
+        for digest in ("", "c0de", "../" * 21 + "x", HASH[:-1] + "G", 1)
     },
     "file and folder": json.dumps({"files": {"a": HASH, "a/b": HASH}}),
     "listed twice": f'{{"files": {{"a": "{HASH}", "a": "{HASH}"}}}}',
@@ -316,15 +317,15 @@ CANARY: dict[str, object] = {
     "wrong",
     [
         *(
-            {"withdrawn": one}
-            for one in ([], {"v2": {}}, {"v2": 1}, {"../v2": {"by": "", "at": "", "reason": "", "content": ""}})
+            {"withdrawn": withdrawn}
+            for withdrawn in ([], {"v2": {}}, {"v2": 1}, {"../v2": {"by": "", "at": "", "reason": "", "content": ""}})
         ),
-        *({"live": one} for one in (1, ["v1"], "../v1", "")),
-        *({"reference": one} for one in ("v1", {"version": 1}, {"version": "/"})),
-        *({"history": one} for one in ({}, [1], [{"act": 1, "version": "v1", "by": "", "at": ""}])),
+        *({"live": version} for version in (1, ["v1"], "../v1", "")),
+        *({"reference": reference} for reference in ("v1", {"version": 1}, {"version": "/"})),
+        *({"history": history} for history in ({}, [1], [{"act": 1, "version": "v1", "by": "", "at": ""}])),
         *(
-            {"canary": {**CANARY, **one}}
-            for one in (
+            {"canary": {**CANARY, **change}}
+            for change in (
                 *(
                     {"version": "../v2"},
                     {"salt": 1},
@@ -389,9 +390,9 @@ def test_a_store_from_before_names_keeps_its_pointers(store: BundleStore, root: 
     ):
         (root / file).write_text(text)
 
-    found = store.record()
-    assert (found.live, found.previous, list(found.withdrawn)) == ("v2", "v1", ["v9"])
-    assert (store.names(), found.reference) == (
+    record = store.record()
+    assert (record.live, record.previous, list(record.withdrawn)) == ("v2", "v1", ["v9"])
+    assert (store.names(), record.reference) == (
         ["default"],
         ReferenceVersion(version="v1", by="bob", at="2026-11-21T08:00:00Z"),
     )
@@ -469,18 +470,18 @@ def test_the_reference_is_the_first_whole_training_until_a_person_moves_it(store
         other.promote(version)
     (tmp_path / "other" / "c" / "manifest.json").write_text("{")
 
-    assert [one.version for one in (store.reference(), other.reference()) if one] == ["v1", "d"]
+    assert [reference.version for reference in (store.reference(), other.reference()) if reference] == ["v1", "d"]
     other.set_reference("a", "ann")
-    found = other.reference()
-    assert found is not None
-    assert found.describe().startswith("a is the reference, set by ann at 2")
+    reference = other.reference()
+    assert reference is not None
+    assert reference.describe().startswith("a is the reference, set by ann at 2")
     for version, error, words in (("c", BundleCorrupt, "not JSON"), ("dd", BundleNotFound, "nearest to it are")):
         with pytest.raises(error, match=words):
             other.set_reference(version, "bob")
     other.rollback("a")
     with pytest.raises(BundleWithdrawn, match=r"d was withdrawn by .*: it cannot be the reference"):
         other.set_reference("d", "bob")
-    assert other.reference() == found
+    assert other.reference() == reference
 
 
 def test_a_rollback_from_the_reference_moves_it_to_what_is_live_again(store: BundleStore) -> None:
@@ -700,13 +701,13 @@ def test_of_processes_that_roll_back_and_promote_at_once_each_records_what_it_le
     for _ in range(rounds):
         for _ in range(3):
             moves.wait(60)
-        found: dict[str, Any] = dict(outcomes.get(timeout=60) for _ in acts)
-        moved = {act for act, outcome in found.items() if outcome == "moved"}
+        results: dict[str, Any] = dict(outcomes.get(timeout=60) for _ in acts)
+        moved = {act for act, outcome in results.items() if outcome == "moved"}
         promoted = moved - {"rollback"}
         left = "".join(promoted) or "v2"
         assert moved
         assert len(promoted) <= 1
-        assert set(found.values()) <= {"moved", "BundleMoved", "BundleNotFound"}
+        assert set(results.values()) <= {"moved", "BundleMoved", "BundleNotFound"}
         wanted = ("v1", left, [left]) if "rollback" in moved else (left, "v2", [])
         assert (store.live_version(), store.previous_version(), list(store.withdrawals())) == wanted
         store.promote("v3", force=True)  # clears its withdrawal
@@ -732,7 +733,7 @@ def test_a_release_goes_through_its_stages_and_ends_where_the_candidate_goes_liv
     releasing.move_canary("v1", 1, 2_000, by="bob")
     moved = releasing.record().canary
     assert [moved.share_at(now_ms) for now_ms in (1_999, 2_000)] == [0.05, 0.5]
-    assert [moved.takes(place, 2_000) for place in (0.0, 0.499, 0.5)] == [True, True, False]
+    assert [moved.takes(position, 2_000) for position in (0.0, 0.499, 0.5)] == [True, True, False]
     assert (moved.report, moved.is_last_stage) == ("", True)
     releasing.promote("v1", by="cat")
     assert (releasing.live_version(), releasing.record().canary) == ("v1", None)
@@ -915,7 +916,9 @@ def test_the_analysis_does_not_overrule_people(root: Path, person: str, act: str
         ANALYSIS[act](analysis, seen)
 
     record = store.record()
-    assert "release" not in {move.by for move in record.history} | {one.by for one in record.withdrawn.values()}
+    assert "release" not in {move.by for move in record.history} | {
+        withdrawal.by for withdrawal in record.withdrawn.values()
+    }
     assert (record.live == "new") == (person == "promote by hand")
 
 

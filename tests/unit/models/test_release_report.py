@@ -45,8 +45,8 @@ def rounded(value: float | None) -> float | None:
 def test_a_report_is_read_as_it_was_written(report: ReleaseReport) -> None:
     """Numbers are rounded to four decimal places, non-finite numbers become None, and a long reason is truncated."""
     guards = tuple(
-        replace(one, worse_by=rounded(one.worse_by), low=rounded(one.low), high=rounded(one.high))
-        for one in report.guards
+        replace(guard, worse_by=rounded(guard.worse_by), low=rounded(guard.low), high=rounded(guard.high))
+        for guard in report.guards
     )
 
     assert ReleaseReport.decode(report.encode()) == replace(report, guards=guards, reason=report.reason[:500])
@@ -71,6 +71,6 @@ def test_what_another_version_adds_is_left_out() -> None:
     )
     plain = json.loads(report.encode())
 
-    newer = plain | {"more": 1, "guards": [one | {"more": 1} for one in plain["guards"]]}
+    newer = plain | {"more": 1, "guards": [guard | {"more": 1} for guard in plain["guards"]]}
 
     assert ReleaseReport.decode(json.dumps(newer)) == report

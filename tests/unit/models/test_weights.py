@@ -68,7 +68,7 @@ NOT_A_NUMBER = torch.full((32,), torch.nan, dtype=torch.bfloat16)
 def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor | None, message: str) -> None:
     """The error names a tensor that is missing, unknown, misshapen, not finite or of integers."""
     tensors = load_file(folder / "model.safetensors") | {name: tensor}
-    save_file({key: one for key, one in tensors.items() if one is not None}, folder / "model.safetensors")
+    save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
 
     with pytest.raises(CheckpointError, match=message):
         load_decoder(folder, torch.float32, "cpu")

@@ -53,19 +53,19 @@ def test_a_line_has_the_context_and_its_process(capfd: pytest.CaptureFixture[str
     assert (line["part"], line["pid"]) == ("standby", os.getpid())
 
 
-@pytest.mark.parametrize("place", ["standard output", "file"])
-def test_a_replica_s_line_is_out_before_it_is_killed(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sink", ["standard output", "file"])
+def test_a_replica_s_line_is_out_before_it_is_killed(sink: str, tmp_path: Path) -> None:
     """A line is complete and written immediately, even if Ray Serve has replaced print and the standard streams."""
     log_file = tmp_path / "logs" / "gateway.log"
 
     killed = subprocess.run(
-        [sys.executable, "-c", IN_A_REPLICA, *([str(log_file)] if place == "file" else [])],
+        [sys.executable, "-c", IN_A_REPLICA, *([str(log_file)] if sink == "file" else [])],
         stdout=subprocess.PIPE,
         check=False,
         timeout=60,
     )
 
-    (line,) = (log_file.read_bytes() if place == "file" else killed.stdout).splitlines()
+    (line,) = (log_file.read_bytes() if sink == "file" else killed.stdout).splitlines()
     assert json.loads(line)["request_id"] == "r"
 
 

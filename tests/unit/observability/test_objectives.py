@@ -36,7 +36,7 @@ MISTAKES = [
 )
 def test_both_kinds_are_counted_from_plain_series(name: str, bad: float, total: float) -> None:
     """A ratio counts its bad codes, a bounded histogram the observations on the wrong side of its bound."""
-    objective = next(one for one in load_objectives().objectives if one.name == name)
+    objective = next(objective for objective in load_objectives().objectives if objective.name == name)
 
     counted = tally(objective, lambda selector: sum(value for *series, value in SERIES if selector.selects(*series)))
 

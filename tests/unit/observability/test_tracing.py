@@ -23,13 +23,13 @@ def test_disabled_tracing_makes_no_span() -> None:
         note({"a": 1})
         note_failure("broken", is_ours=True)
         past_span("past", 0.0, 1.0)
-        carried, place, known_as = trace_headers(), here(), trace_id()
+        carried, context, known_as = trace_headers(), here(), trace_id()
     tracing.stop()
 
     assert outer is INVALID_SPAN
     assert inner is INVALID_SPAN
     assert tracing.is_off
-    assert (carried, place, known_as) == ((), None, None)
+    assert (carried, context, known_as) == ((), None, None)
 
 
 def test_an_entry_goes_on_with_the_callers_trace(recorder: Recorder) -> None:
@@ -106,7 +106,7 @@ def test_messages_continue_the_traces_of_their_senders(recorder: Recorder) -> No
         pass
 
     process = recorder.one("process")
-    assert {one.name: trace_id_of(one) for one in recorder.spans} == {"sent": 3, "process": 2}
+    assert {span.name: trace_id_of(span) for span in recorder.spans} == {"sent": 3, "process": 2}
     assert [(link.context.trace_id, link.context.span_id) for link in process.links] == [(2, 0x22), (3, 0x33)]
 
 

@@ -135,7 +135,7 @@ def test_a_failed_name_is_retried_after_a_pause_that_doubles(scene: Scene) -> No
     retries = []
     for _ in range(3):
         scene.models.acquire("a")
-        wait_for(lambda: (found := scene.models.failure("a")) is not None and found.retry_at_s > scene.now_s)
+        wait_for(lambda: (failure := scene.models.failure("a")) is not None and failure.retry_at_s > scene.now_s)
         failure = scene.models.failure("a")
         assert failure is not None
         retries.append(failure.pause_s)
@@ -159,7 +159,7 @@ def test_a_name_that_was_never_in_memory_is_listed_as_failed(scene: Scene, size:
     scene.models.acquire("a")
     wait_for(lambda: scene.models.failure("a"))
 
-    assert [(one.name, one.has_failed) for one in resident_models(scene.registry.collect())] == [("a", True)]
+    assert [(model.name, model.has_failed) for model in resident_models(scene.registry.collect())] == [("a", True)]
 
 
 def test_pinned_names_are_loaded_before_the_start_returns() -> None:

@@ -71,11 +71,11 @@ class TableMachine(RuleBasedStateMachine):
         """A drained name is old, not pinned, and was used before every name that could have been drained instead."""
         candidates = [
             name
-            for name, one in self.known.items()
-            if one.resident_s is not None
+            for name, known in self.known.items()
+            if known.resident_s is not None
             and name not in (PINNED, requester)
-            and not one.is_unloading
-            and self.now_s - one.resident_s >= MIN_STAY_S
+            and not known.is_unloading
+            and self.now_s - known.resident_s >= MIN_STAY_S
         ]
         is_idle = {
             name
@@ -84,17 +84,17 @@ class TableMachine(RuleBasedStateMachine):
         }
         for name in set(drained) - is_idle:
             assert name in candidates
-            spared = [one for one in candidates if self.table.state(one) is Residency.RESIDENT]
+            spared = [candidate for candidate in candidates if self.table.state(candidate) is Residency.RESIDENT]
             assert all(self.order(name) <= self.order(other) for other in spared)
 
     def order(self, name: str) -> tuple[bool, float]:
         """The order in which names are displaced."""
-        one = self.known[name]
-        return one.num_references > 0, one.used_s
+        known = self.known[name]
+        return known.num_references > 0, known.used_s
 
     def memory(self, **changed: ModelBytes) -> int:
         """Return the bytes of all known names, shared parts once, with other sizes of some names."""
-        sizes = [*({name: one.size for name, one in self.known.items()} | changed).values()]
+        sizes = [*({name: known.size for name, known in self.known.items()} | changed).values()]
         shared = {part for size in sizes for part in size.shared.items()}
         return sum(size.own for size in sizes) + sum(num_bytes for _, num_bytes in shared)
 
@@ -128,11 +128,11 @@ class TableMachine(RuleBasedStateMachine):
         if is_resident:
             self.known[name].used_s = self.now_s
 
-    @precondition(lambda self: any(one.num_references for one in self.known.values()))
+    @precondition(lambda self: any(known.num_references for known in self.known.values()))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         """A request ends."""
-        name = data.draw(st.sampled_from(sorted(name for name, one in self.known.items() if one.num_references)))
+        name = data.draw(st.sampled_from(sorted(name for name, known in self.known.items() if known.num_references)))
         self.table.release(name)
         self.known[name].num_references -= 1
         self.act()
@@ -150,11 +150,11 @@ class TableMachine(RuleBasedStateMachine):
             del self.known[name]
         self.act()
 
-    @precondition(lambda self: any(one.is_unloading for one in self.known.values()))
+    @precondition(lambda self: any(known.is_unloading for known in self.known.values()))
     @rule(data=st.data())
     def end_unload(self, data: st.DataObject) -> None:
         """Memory is free again."""
-        name = data.draw(st.sampled_from(sorted(name for name, one in self.known.items() if one.is_unloading)))
+        name = data.draw(st.sampled_from(sorted(name for name, known in self.known.items() if known.is_unloading)))
         self.table.unloaded(name)
         del self.known[name]
         self.act()
@@ -189,10 +189,10 @@ class TableMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When requests end and time passes, a name that is wanted becomes resident."""
-        for name, one in self.known.items():
-            for _ in range(one.num_references):
+        for name, known in self.known.items():
+            for _ in range(known.num_references):
                 self.table.release(name)
-            one.num_references = 0
+            known.num_references = 0
         for _ in range(4 * len(SIZES)):
             self.now_s += MIN_STAY_S / 2
             self.want("d")
@@ -280,10 +280,10 @@ def test_of_the_waiting_names_the_most_wanted_loads_first() -> None:
     """With one load at a time, a name that more requests wait for overtakes names that were wanted before it."""
     table = ResidencyTable(5, max_loading=1)
     order: list[str] = []
-    for place, name in enumerate(("first", "rare", "hot", "hot", "hot", "rare")):
-        table.want(name, 1, float(place))
-        table.still_wanted(name, float(place))
-        order += table.next_actions(float(place)).load
+    for index, name in enumerate(("first", "rare", "hot", "hot", "hot", "rare")):
+        table.want(name, 1, float(index))
+        table.still_wanted(name, float(index))
+        order += table.next_actions(float(index)).load
     for _ in range(2):
         table.loaded(order[-1], 6.0)
         order += table.next_actions(6.0).load

@@ -77,8 +77,8 @@ def test_a_session_keeps_its_order_when_another_replica_goes(names: set[str], se
     """The remaining replicas keep their order."""
     gate = new_gate()
     before = view(gate, 0.0, tuple(names), session).replicas
-    for gone in before:
-        left = tuple(name for name in before if name != gone)
+    for removed in before:
+        left = tuple(name for name in before if name != removed)
         assert view(gate, 0.0, left, session).replicas == left
 
 

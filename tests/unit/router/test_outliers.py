@@ -87,7 +87,7 @@ class Engine:
     def add(self, request_id: str, request: Request, deadline_s: float) -> None:
         """Add a request and start a step if none runs. Raises Overloaded."""
         sequence = sequence_of(
-            [request.user * 10_000 + place for place in range(request.size.num_prompt_tokens)],
+            [request.user * 10_000 + index for index in range(request.size.num_prompt_tokens)],
             request_id=request_id,
             order=next(self._order),
             priority=1,

@@ -27,7 +27,7 @@ CHOICES: list[list[dict[str, Any]]] = [
     [{"num_history": num, "min_history_for_llm": 3} for num in (0, 2, 3)],
     [{"num_in_flight": num, "max_in_flight": 8} for num in (0, 8)],
     [{"predicted_s": needed_s, "budget_s": left_s} for needed_s, left_s in ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))],
-    [{"is_trained": one, "llm_allowed": llm, "student_allowed": student} for one, llm, student in MODELS],
+    [{"is_trained": is_trained, "llm_allowed": llm, "student_allowed": student} for is_trained, llm, student in MODELS],
     *([{name: is_it} for is_it in (True, False)] for name in BOTH),
 ]
 

@@ -45,8 +45,10 @@ class Brokers:
     def describe_configs(self, asked: list[Any], config_filter: str) -> dict[str, Any]:
         """Return all settings of topics."""
         assert config_filter == "all"
-        configs = {one.name: {"min.insync.replicas": "1", **self.made[one.name]["configs"]} for one in asked}
-        return {"topic": {name: {key: {"value": one[key]} for key in one} for name, one in configs.items()}}
+        configs = {
+            resource.name: {"min.insync.replicas": "1", **self.made[resource.name]["configs"]} for resource in asked
+        }
+        return {"topic": {name: {key: {"value": config[key]} for key in config} for name, config in configs.items()}}
 
 
 @pytest.mark.parametrize(("num_replicas", "in_sync"), [(1, 1), (2, 1), (3, 2), (5, 2)])

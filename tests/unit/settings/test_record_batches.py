@@ -61,7 +61,9 @@ class Partition:
             assert self.num_fetches < 100, "no progress"
             records = self._fetcher.PartitionRecords(at, PLACE, MemoryRecords(self._response(at)))
             while records:
-                yield from (one if isinstance(one, UndecodableBatch) else one.offset for one in records.take(3))
+                yield from (
+                    record if isinstance(record, UndecodableBatch) else record.offset for record in records.take(3)
+                )
                 at = records.next_fetch_offset
 
     def _response(self, at: int) -> bytes:
@@ -80,11 +82,11 @@ def partition(*batches: bytes) -> Partition:
     return Partition(placed)
 
 
-def split(found: list[int | UndecodableBatch]) -> tuple[list[int], list[int], list[UndecodableBatch]]:
+def split(entries: list[int | UndecodableBatch]) -> tuple[list[int], list[int], list[UndecodableBatch]]:
     """Return the offsets read, the skipped offsets, and the batches of the skipped offsets."""
-    dead = [one for one in found if isinstance(one, UndecodableBatch)]
-    left_out = [offset for one in dead for offset in range(one.offset, one.why.last_offset + 1)]
-    return [one for one in found if isinstance(one, int)], left_out, dead
+    dead = [entry for entry in entries if isinstance(entry, UndecodableBatch)]
+    left_out = [offset for batch in dead for offset in range(batch.offset, batch.why.last_offset + 1)]
+    return [entry for entry in entries if isinstance(entry, int)], left_out, dead
 
 
 def test_the_fetcher_is_the_one_that_was_read() -> None:
@@ -116,7 +118,7 @@ def test_a_batch_that_cannot_be_decoded_is_stepped_over(middle: bytes, cause: Ca
     """The batch is reported once with offsets, cause and bytes; the records before and after it are read."""
     read, missing, dead = split(partition(batch(0, 5), middle, batch(10, 5)).read())
 
-    assert [one.why.cause for one in dead] == [cause]
+    assert [batch.why.cause for batch in dead] == [cause]
     assert dead[0].data == middle
     assert missing == list(left_out)
     assert read == [offset for offset in range(15) if offset not in left_out]

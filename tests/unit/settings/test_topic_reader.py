@@ -40,11 +40,11 @@ class Broker:
 
     def cut(self, end: int) -> None:
         """Truncate the log, under a new leader."""
-        self.records = [one for one in self.records if one.offset < end]
+        self.records = [record for record in self.records if record.offset < end]
         self.end, self.epoch = end, self.epoch + 1
 
     def compact(self) -> None:
-        self.records = list({one.key: one for one in self.records}.values())
+        self.records = list({record.key: record for record in self.records}.values())
 
     def describe_topics(self, names: Sequence[str]) -> list[dict[str, Any]]:
         return [{"name": names[0], "topic_id": self.topic_id, "error_code": 0, "partitions": [{"partition_index": 0}]}]
@@ -52,10 +52,10 @@ class Broker:
     def assign(self, places: Sequence[TopicPartition]) -> None:
         assert list(places) == [PLACE]
 
-    def seek(self, place: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int) -> None:
         self.at = offset
 
-    def position(self, place: TopicPartition) -> int:
+    def position(self, partition: TopicPartition) -> int:
         return self.at
 
     def beginning_offsets(self, places: Sequence[TopicPartition], timeout_ms: int) -> Mapping[TopicPartition, int]:
@@ -63,18 +63,20 @@ class Broker:
 
     def poll(self, timeout_ms: int) -> dict[TopicPartition, list[Written]]:
         """Return all records from the position on."""
-        found = [one for one in self.records if one.offset >= self.at]
+        records = [record for record in self.records if record.offset >= self.at]
         self.at = max(self.at, self.end)
-        return {PLACE: found} if found else {}
+        return {PLACE: records} if records else {}
 
     def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
         """Return the end of the log, or of this epoch."""
         self.at = 0  # the comparison moves the consumer
-        later = [one.offset for one in self.records if leader_epoch is not None and one.leader_epoch > leader_epoch]
+        later = [
+            record.offset for record in self.records if leader_epoch is not None and record.leader_epoch > leader_epoch
+        ]
         return min(offset, self.end, *(later if self.knows_epochs else []))
 
     def record_at(self, partition: int, offset: int) -> Written:
-        return next(one for one in self.records if one.offset >= offset)
+        return next(record for record in self.records if record.offset >= offset)
 
 
 def open_reader(broker: Broker, before: TopicReader | None = None) -> TopicReader:
@@ -85,7 +87,7 @@ def open_reader(broker: Broker, before: TopicReader | None = None) -> TopicReade
 
 
 def values(fetched: Mapping[TopicPartition, Sequence[Any]]) -> list[str]:
-    return [one.value.decode() for one in fetched.get(PLACE, ())]
+    return [record.value.decode() for record in fetched.get(PLACE, ())]
 
 
 def until_empty(reader: TopicReader) -> list[str]:

@@ -66,17 +66,17 @@ def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent], cut:
     applied: list[LoggedEvent] = []
     counted: list[LoggedEvent] = []
     remembered: list[str] = []
-    for one in events:
-        seen = applied and applied[-1].position.topic_id == one.position.topic_id
-        if seen and one.position.offset <= applied[-1].position.offset:
+    for event in events:
+        seen = applied and applied[-1].position.topic_id == event.position.topic_id
+        if seen and event.position.offset <= applied[-1].position.offset:
             continue
-        is_repeated = one.event_id in remembered
+        is_repeated = event.event_id in remembered
         if not is_repeated:
-            applied.append(one)
-            counted += [one] if ROLES.role(one.event_type, one.value) is not Role.IGNORED else []
-        if is_repeated or ROLES.role(one.event_type, one.value) is not Role.IGNORED:
-            others = [past for past in remembered if past != one.event_id]
-            remembered = [*others, one.event_id][-LIMITS.max_event_ids :]
+            applied.append(event)
+            counted += [event] if ROLES.role(event.event_type, event.value) is not Role.IGNORED else []
+        if is_repeated or ROLES.role(event.event_type, event.value) is not Role.IGNORED:
+            others = [past for past in remembered if past != event.event_id]
+            remembered = [*others, event.event_id][-LIMITS.max_event_ids :]
 
     first = apply(None, events[:cut], LIMITS, ROLES)
     second = apply(first.row, events[cut:], LIMITS, ROLES)
@@ -114,8 +114,8 @@ def test_the_largest_request_counts_once() -> None:
     request = [f"e{number}" for number in range(MAX_EVENTS_PER_REQUEST)]
     shuffled = random.Random(0).sample(request, len(request))
     row, num_applied = None, []
-    for place, names in enumerate((request[:200], request, shuffled, request[::3])):
-        others = [f"{place // 2}/{number}" for number in range(MAX_EVENTS_PER_REQUEST)]
+    for index, names in enumerate((request[:200], request, shuffled, request[::3])):
+        others = [f"{index // 2}/{number}" for number in range(MAX_EVENTS_PER_REQUEST)]
         for sent in (others, names):
             outcome = apply(row, [event(next(numbers), event_id=name) for name in sent], limits)
             row = outcome.row

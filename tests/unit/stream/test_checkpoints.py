@@ -84,11 +84,11 @@ class Scene:
 
     @property
     def logged(self) -> list[int]:
-        return [one.position.offset for one in self.log.read(0)]
+        return [logged.position.offset for logged in self.log.read(0)]
 
     @property
     def waiting(self) -> list[int]:
-        return [one.position.offset for one in self.pending.by_partition[0]]
+        return [event.position.offset for event in self.pending.by_partition[0]]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_events_are_applied_while_the_disk_writes(scene: Scene) -> None:
     scene.finish()
 
     assert (scene.store.commits, scene.waiting, scene.logged) == ([1], [2], [0, 1])
-    assert [(one.position, one.state) for one in scene.store.writes] == [(None, {"saved": "t/1"})]
+    assert [(write.position, write.state) for write in scene.store.writes] == [(None, {"saved": "t/1"})]
 
 
 def test_a_refusing_disk_keeps_the_events(scene: Scene) -> None:
@@ -132,7 +132,7 @@ def test_records_without_events_move_the_position(scene: Scene) -> None:
 
     scene.checkpoints.complete(scene.consumer, scene.pending)
 
-    assert (scene.store.commits, [one.position for one in scene.store.writes]) == ([0], [at])
+    assert (scene.store.commits, [write.position for write in scene.store.writes]) == ([0], [at])
 
 
 def test_a_lost_consumer_leaves_the_events_on_disk(scene: Scene) -> None:

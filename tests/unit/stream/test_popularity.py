@@ -37,8 +37,8 @@ def event(offset: int, item_id: str, age_ms: int = 0, *, topic: str = "t", user_
 def test_windows_slide_without_events() -> None:
     """Counts leave the 1h window first; an event 30 hours in the future counts once due, a dislike never."""
     counts = counter()
-    for one in (event(0, "ahead", -30 * HOUR_MS), event(1, "now"), replace(event(2, "a"), event_type="dislike")):
-        counts.add(one)
+    for touch in (event(0, "ahead", -30 * HOUR_MS), event(1, "now"), replace(event(2, "a"), event_type="dislike")):
+        counts.add(touch)
 
     tops = [counts.top(NOW_MS + hours * HOUR_MS, 10) for hours in (0, 2, 30, 32, 300)]
 
@@ -69,9 +69,9 @@ def test_a_touch_counts_by_its_types_weight(weights: str, top: dict[str, int]) -
     for offset, (user_id, item_id, event_type) in enumerate(touches):
         counts.add(replace(event(offset, item_id, user_id=user_id), event_type=event_type))
 
-    found = counts.top(NOW_MS, 10)["1h"]
+    listed = counts.top(NOW_MS, 10)["1h"]
 
-    assert {item_id: found.counts[found.item_ids.index(item_id)] for item_id in top} == top
+    assert {item_id: listed.counts[listed.item_ids.index(item_id)] for item_id in top} == top
 
 
 def test_a_log_that_is_counted_after_sliding_keeps_no_past_buckets() -> None:
@@ -81,12 +81,12 @@ def test_a_log_that_is_counted_after_sliding_keeps_no_past_buckets() -> None:
     slid, late = counter(*names), counter(*names)
     slid.slide(NOW_MS)
     tracemalloc.start()
-    for one in week:
-        slid.add(one)
+    for touch in week:
+        slid.add(touch)
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    for one in week:
-        late.add(one)
+    for touch in week:
+        late.add(touch)
 
     assert slid.top(NOW_MS, 10) == late.top(NOW_MS, 10)
     assert num_bytes < 50 * 2 * len(names)
@@ -97,8 +97,8 @@ def test_a_replay_counts_nothing_twice() -> None:
     counts = counter()
     log = [event(0, "a"), event(1, "a"), event(2, "b", user_id="t1")]
     again = replace(event(3, "a"), user_id="t1")
-    for one in (*log, *log, again, event(0, "a", topic="again")):
-        counts.add(one)
+    for touch in (*log, *log, again, event(0, "a", topic="again")):
+        counts.add(touch)
 
     assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a", "b"), (3, 1))
 
@@ -110,11 +110,11 @@ def test_a_bundle_changes_what_is_listed() -> None:
     shown = []
     for number, listed in enumerate((("a", "b"), ("b", "c"), ("a", "b", "c"))):
         items.replace(listed)
-        for place, item_id in enumerate("abc"):
-            counts.add(event(3 * number + place, item_id))
+        for index, item_id in enumerate("abc"):
+            counts.add(event(3 * number + index, item_id))
         shown.append(counts.top(NOW_MS, 10)["1h"])
 
-    assert [dict(zip(one.item_ids, one.counts, strict=True)) for one in shown] == [
+    assert [dict(zip(row.item_ids, row.counts, strict=True)) for row in shown] == [
         {"a": 1, "b": 1},
         {"b": 2, "c": 1},
         {"a": 2, "b": 3, "c": 2},
@@ -128,8 +128,8 @@ def test_a_deleted_tenant_s_items_are_popular_no_more() -> None:
     for name in ("default", "acme.default", "bolt.default"):
         counted.replace(name, Serving("v1", loaded={"v1": ("a",)}))
     counted.list_now()
-    for place, tenant in enumerate(("", "acme", "bolt")):
-        counts.add(event(place, "a", user_id=scoped(tenant, "u")))
+    for index, tenant in enumerate(("", "acme", "bolt")):
+        counts.add(event(index, "a", user_id=scoped(tenant, "u")))
     before = counts.top(NOW_MS, 10)["1h"].item_ids
     counted.live_items.apply([(prefix_of("acme"), None)])
     counted.list_now()

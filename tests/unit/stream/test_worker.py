@@ -299,7 +299,7 @@ def test_unreadable_records_move_the_offset_but_not_the_log() -> None:
     event = LoggedInteraction(Interaction(event_id="e", user_id="u", item_id="i", event_time_ms=1), places[0])
     pending = Pending()
 
-    pending.add([Record(place, b"u", b"", 0) for place in places], [event])
+    pending.add([Record(position, b"u", b"", 0) for position in places], [event])
 
     assert pending.positions == {2: places[1]}
     assert pending.by_partition == {2: [event]}

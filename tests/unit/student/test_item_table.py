@@ -32,13 +32,13 @@ def exhaustive(table: ItemEmbeddings, state_D: np.ndarray, allowed_V: np.ndarray
     """Score every allowed item with unbounded integers and return (score, item), best first, ties by index."""
     step = np.float32(np.abs(state_D).max() / ((2**24 - 1) // (127 * SIZE)))
     whole_D = [int(value) for value in np.rint(state_D / step)]
-    centres_C, found = [float(np.vecdot(one_D, state_D)) for one_D in table.centroids_CD], []
+    centres_C, scored = [float(np.vecdot(one_D, state_D)) for one_D in table.centroids_CD], []
     for row, item in enumerate(table.items_V.tolist()):
         if allowed_V[item]:
-            dot = sum(int(one) * other for one, other in zip(table.rows_VD[row], whole_D, strict=True))
+            dot = sum(int(code) * other for code, other in zip(table.rows_VD[row], whole_D, strict=True))
             cell = int(np.searchsorted(table.starts_C, row, side="right")) - 1
-            found.append((-float(np.float32(centres_C[cell]) + np.float32(dot) * (table.scales_V[row] * step)), item))
-    return [(-negative, item) for negative, item in sorted(found)]
+            scored.append((-float(np.float32(centres_C[cell]) + np.float32(dot) * (table.scales_V[row] * step)), item))
+    return [(-negative, item) for negative, item in sorted(scored)]
 
 
 @st.composite
@@ -59,12 +59,12 @@ def test_a_list_is_in_the_exhaustive_order_and_short_only_where_few_are_allowed(
     indices, scores = table.best(state_D, allowed_V, k)
 
     order = exhaustive(table, state_D, allowed_V)
-    found = list(zip(scores.tolist(), indices.tolist(), strict=True))
+    listed = list(zip(scores.tolist(), indices.tolist(), strict=True))
     num_scored = max(table.num_scored, k)
-    assert len(found) == min(k, len(order))
-    assert found == [pair for pair in order if pair in set(found)]
+    assert len(listed) == min(k, len(order))
+    assert listed == [pair for pair in order if pair in set(listed)]
     if len(order) <= 4 * num_scored:
-        assert found == order[:k]
+        assert listed == order[:k]
 
 
 def build_distant_groups(num_scored: int) -> tuple[ItemEmbeddings, np.ndarray]:

@@ -63,10 +63,10 @@ def test_ranking_is_the_allowed_scores_in_order(ranker: StudentRanker, allowed: 
     scores = ranker.score([1, 2, 3])
     wanted = [index for index in np.lexsort((np.arange(NUM_ITEMS), -scores)) if allowed[index]][:k]
 
-    indices, found = ranker.rank([1, 2, 3], allowed, k)
+    indices, ranked = ranker.rank([1, 2, 3], allowed, k)
 
     assert indices.tolist() == wanted
-    np.testing.assert_array_equal(found, scores[wanted])
+    np.testing.assert_array_equal(ranked, scores[wanted])
 
 
 @given(history=st.lists(st.integers(0, NUM_ITEMS - 1), min_size=1, max_size=5), weight=st.sampled_from([0.0, 0.5, 1.0]))

@@ -121,10 +121,10 @@ class BeamSearch:
         top_k = choose_first(level, self._level_logits(level, hidden_RD), *_bits_and_width(sequences, 0))
         if self._trie.depth == 1:
             return _rankings(sequences, top_k, 0)
-        for place, sequence in enumerate(sequences):
+        for row, sequence in enumerate(sequences):
             width = RankWork.of(sequence).width_by_level[0]
             tail = self._empty_tail(width, hidden_RD)
-            sequence.beams = _beams(0, level, top_k, place, width, tail, tail)
+            sequence.beams = _beams(0, level, top_k, row, width, tail, tail)
         return []
 
     def extend(self, batch: BeamBatch, hidden_BD: Tensor) -> list[RankedItems]:
@@ -148,11 +148,11 @@ class BeamSearch:
         top_k = choose_next(level, batch.node_B[rows_RB], score_RB, logits_RBS, bits_RX, width)
         if level_index == self._trie.depth - 1:
             return _rankings(sequences, top_k, level_index)
-        for place, sequence in enumerate(sequences):
+        for row, sequence in enumerate(sequences):
             width = RankWork.of(sequence).width_by_level[level_index]
-            parent_rows = rows_RB[place, top_k.parent_RN[place, :width]]
+            parent_rows = rows_RB[row, top_k.parent_RN[row, :width]]
             keys, values = batch.keys_YBLGK[:, parent_rows], batch.values_YBLGK[:, parent_rows]
-            sequence.beams = _beams(level_index, level, top_k, place, width, keys, values)
+            sequence.beams = _beams(level_index, level, top_k, row, width, keys, values)
         return []
 
     def _level_logits(self, level: Level, hidden: Tensor) -> Tensor:
@@ -174,20 +174,20 @@ def _bits_and_width(sequences: list[Sequence], level_index: int) -> tuple[Tensor
 def _rankings(sequences: list[Sequence], top_k: TopK, level_index: int) -> list[RankedItems]:
     widths = [RankWork.of(sequence).width_by_level[level_index] for sequence in sequences]
     return [
-        RankedItems(sequence, top_k.child_RN[place, :width], top_k.score_RN[place, :width])
-        for place, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
+        RankedItems(sequence, top_k.child_RN[row, :width], top_k.score_RN[row, :width])
+        for row, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
     ]
 
 
 def _beams(
-    level_index: int, level: Level, top_k: TopK, place: int, width: int, keys_YWLGK: Tensor, values_YWLGK: Tensor
+    level_index: int, level: Level, top_k: TopK, row: int, width: int, keys_YWLGK: Tensor, values_YWLGK: Tensor
 ) -> Beams:
-    node_W = top_k.child_RN[place, :width]
+    node_W = top_k.child_RN[row, :width]
     return Beams(
         num_decoded=level_index,
         token_W=level.code_of_child[node_W] + level.token_offset,
         node_W=node_W,
-        score_W=top_k.score_RN[place, :width],
+        score_W=top_k.score_RN[row, :width],
         keys_YWLGK=keys_YWLGK,
         values_YWLGK=values_YWLGK,
     )

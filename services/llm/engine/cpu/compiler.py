@@ -186,12 +186,12 @@ def _loaded_openmp() -> Path | None:
     torch's runtime takes precedence if another package has loaded a copy of its own.
     """
     maps = Path("/proc/self/maps")
-    found = re.findall(r"\s(/\S*libgomp\S*)$", maps.read_text(), re.MULTILINE) if maps.exists() else []
-    paths = sorted(map(Path, found), key=lambda path: "torch" not in path.parts)
+    libraries = re.findall(r"\s(/\S*libgomp\S*)$", maps.read_text(), re.MULTILINE) if maps.exists() else []
+    paths = sorted(map(Path, libraries), key=lambda path: "torch" not in path.parts)
     return paths[0] if paths else None
 
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^(flags|Features)\s*:.*$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return platform.machine() + (found.group(0) if found else "")
+    match = re.search(r"^(flags|Features)\s*:.*$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return platform.machine() + (match.group(0) if match else "")

@@ -108,7 +108,7 @@ def pack_slots(slots: AdapterSlots) -> "ctypes.Array[LayerSlotsStruct]":
     """Return the addresses of the adapters' slots by layer; the slots keep their memory alive."""
     layers = (
         LayerSlotsStruct(
-            **{name: SlotsStruct(one.down_SPRI.data_ptr(), one.up_SRN.data_ptr()) for name, one in layer.items()}
+            **{name: SlotsStruct(pair.down_SPRI.data_ptr(), pair.up_SRN.data_ptr()) for name, pair in layer.items()}
         )
         for layer in slots.layers
     )

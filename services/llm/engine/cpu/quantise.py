@@ -108,7 +108,12 @@ def _int4(weight_NI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     exact_NGK = (real_NJ / scale_N.unsqueeze(1)).view(len(real_NJ), -1, GROUP)
     whole_NG = (exact_NGK.abs().amax(2) / _MAX_CODE).ceil().clamp(1, _MAX_MULTIPLIER)
     tried = [(whole_NG - below).clamp_min(1) for below in range(_TRIED)]
-    error_TNG = torch.stack([(_codes(exact_NGK, one) * one.unsqueeze(2) - exact_NGK).square_().sum(2) for one in tried])
+    error_TNG = torch.stack(
+        [
+            (_codes(exact_NGK, candidate_NG) * candidate_NG.unsqueeze(2) - exact_NGK).square_().sum(2)
+            for candidate_NG in tried
+        ]
+    )
     multiplier_NG = torch.stack(tried).gather(0, error_TNG.argmin(0, keepdim=True)).squeeze(0)
     return _codes(exact_NGK, multiplier_NG), multiplier_NG, scale_N.contiguous()
 

@@ -69,13 +69,15 @@ class DecoderWeights:
         linears = [getattr(layer, name) for layer in self.layers for name in MATRICES]
         norms = [getattr(layer, name) for layer in self.layers for name in NORMS]
         return num_bytes(
-            [self.embedding_VD, self.norm_D, self.head_VD, *(one for linear in linears for one in linear), *norms]
+            [self.embedding_VD, self.norm_D, self.head_VD, *(tensor for linear in linears for tensor in linear), *norms]
         )
 
 
 def num_bytes(tensors: Iterable[Tensor | None]) -> int:
     """Return the bytes of these tensors, counting tensors at the same address once."""
-    return sum({one.data_ptr(): one.numel() * one.element_size() for one in tensors if one is not None}.values())
+    return sum(
+        {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None}.values()
+    )
 
 
 @torch.inference_mode(mode=False)

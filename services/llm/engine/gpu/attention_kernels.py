@@ -251,8 +251,8 @@ def _merge_states(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
 ) -> None:
     """Merge one head of one row: the splits of its context, then the positions of its tail, if any."""
-    place = tl.program_id(0).to(tl.int64)
-    row, head = place // NUM_HEADS, place % NUM_HEADS
+    program = tl.program_id(0).to(tl.int64)
+    row, head = program // NUM_HEADS, program % NUM_HEADS
     dim_K = tl.arange(0, HEAD_PAD)
     is_dim_K = dim_K < HEAD_DIM
     split_size = num_step_rows.to(tl.int64) * NUM_HEADS
@@ -261,7 +261,7 @@ def _merge_states(  # type: ignore[no-untyped-def]
     out_K = tl.zeros((HEAD_PAD,), tl.float32)
     for first in range(0, num_splits, SPLITS):
         split_S = first + tl.arange(0, SPLITS)
-        cell_S = split_S * split_size + place
+        cell_S = split_S * split_size + program
         lse_S = tl.load(lse_ptr + cell_S, mask=split_S < num_splits, other=float("-inf"))
         is_split_SK = (lse_S > float("-inf"))[:, None] & is_dim_K[None, :]
         split_SK = tl.load(split_ptr + cell_S[:, None] * HEAD_DIM + dim_K[None, :], mask=is_split_SK, other=0.0)
@@ -274,14 +274,14 @@ def _merge_states(  # type: ignore[no-untyped-def]
             is_seen_L = tl.load(seen_ptr + cell_L, mask=place_L < NUM_PLACES, other=0) != 0
             tail_LK = (cell_L * NUM_KV_HEADS + head // (NUM_HEADS // NUM_KV_HEADS))[:, None] * HEAD_DIM + dim_K[None, :]
             is_tail_LK = is_seen_L[:, None] & is_dim_K[None, :]
-            q_K = tl.load(q_ptr + place * HEAD_DIM + dim_K, mask=is_dim_K, other=0.0).to(tl.float32)
+            q_K = tl.load(q_ptr + program * HEAD_DIM + dim_K, mask=is_dim_K, other=0.0).to(tl.float32)
             k_LK = tl.load(tail_k_ptr + tail_LK, mask=is_tail_LK, other=0.0).to(tl.float32)
             v_LK = tl.load(tail_v_ptr + tail_LK, mask=is_tail_LK, other=0.0).to(tl.float32)
             score_L = tl.where(is_seen_L, tl.sum(q_K[None, :] * k_LK, 1) * softmax_scale, float("-inf"))
             peak, total, out_K = _accumulate(peak, total, out_K, score_L, v_LK)
 
     out_K = out_K / tl.where(total == 0.0, 1.0, total)
-    tl.store(out_ptr + place * HEAD_DIM + dim_K, out_K.to(out_ptr.dtype.element_ty), mask=is_dim_K)
+    tl.store(out_ptr + program * HEAD_DIM + dim_K, out_K.to(out_ptr.dtype.element_ty), mask=is_dim_K)
 
 
 @triton.jit

@@ -186,8 +186,8 @@ class BeamGraph:
 
 def _gather(tail_YBLGK: Tensor, row_B: Tensor) -> Tensor:
     """Return the tails of these rows. Layers and rows are indexed as one axis, so a GPU copies 16 bytes at a time."""
-    num_layers, _, *place = tail_YBLGK.shape
+    num_layers, _, *row_shape = tail_YBLGK.shape
     stride = tail_YBLGK.stride(0) // tail_YBLGK.stride(1)
     first_Y1 = torch.arange(0, num_layers * stride, stride, device=row_B.device).unsqueeze(-1)
-    flat = tail_YBLGK.as_strided((num_layers * stride, *place), tail_YBLGK.stride()[1:])
+    flat = tail_YBLGK.as_strided((num_layers * stride, *row_shape), tail_YBLGK.stride()[1:])
     return flat[first_Y1 + row_B]

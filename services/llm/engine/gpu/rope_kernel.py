@@ -137,9 +137,9 @@ def _rope_and_store(  # type: ignore[no-untyped-def]
     _store(q_ptr + row * NUM_HEADS * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_query_MP, NUM_PAIRS)
     first_key, first_value = NUM_HEADS, NUM_HEADS + NUM_KV_HEADS
     if row >= num_stored:
-        place = tl.load(cell_ptr + row - num_stored).to(tl.int64) * NUM_KV_HEADS
-        _store(tail_k_ptr + (place - first_key) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_key_MP, NUM_PAIRS)
-        _store(tail_v_ptr + (place - first_value) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_value_MP, NUM_PAIRS)
+        cell = tl.load(cell_ptr + row - num_stored).to(tl.int64) * NUM_KV_HEADS
+        _store(tail_k_ptr + (cell - first_key) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_key_MP, NUM_PAIRS)
+        _store(tail_v_ptr + (cell - first_value) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_value_MP, NUM_PAIRS)
     else:
         slot = tl.load(slot_mapping_ptr + row).to(tl.int64) * NUM_KV_HEADS
         cache_k_MP = cache_k_ptr + (slot - first_key) * 2 * NUM_PAIRS + cell_MP

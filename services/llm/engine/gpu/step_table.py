@@ -40,7 +40,7 @@ class StepTable:
     def columns(self, num_requests: int) -> dict[str, Tensor]:
         """Return the columns (R,) that a shape of this many requests reads, as views."""
         stride = _stride(num_requests)
-        return {name: self.numbers[place * stride :][:num_requests] for place, name in enumerate(_COLUMNS)}
+        return {name: self.numbers[column * stride :][:num_requests] for column, name in enumerate(_COLUMNS)}
 
     def tokens(self, num_requests: int) -> Tensor:
         """Return the texts' last tokens (R,): as written, or as sampled by the previous step if unknown to the host."""
@@ -50,12 +50,12 @@ class StepTable:
 
     def keep(self, sampled: Many[tuple[list[Sequence], Tensor]]) -> None:
         """Copy a step's sampled tokens, so that the next step can start before the host knows them. Does not wait."""
-        place = 0
+        start = 0
         for sequences, token_R in sampled:
-            self.sampled_B[place : place + len(sequences)] = token_R
-            for row, sequence in enumerate(sequences, start=place):
+            self.sampled_B[start : start + len(sequences)] = token_R
+            for row, sequence in enumerate(sequences, start=start):
                 sequence.device_row = row
-            place += len(sequences)
+            start += len(sequences)
 
     def batch(self, num_requests: int, rows_per_request: int) -> UniformBatch:
         """Return a shape's rows and their pages, as views."""

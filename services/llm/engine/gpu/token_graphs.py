@@ -137,8 +137,15 @@ class PromptTable:
         """Cut rows at positions from `start` into tiles; with step 0 all rows are at that position."""
         height = self._height(num_rows)
         return [
-            (row + place, min(height, count - place), start + place * step + 1, step, start + place * step, first_block)
-            for place in range(0, count, height)
+            (
+                row + offset,
+                min(height, count - offset),
+                start + offset * step + 1,
+                step,
+                start + offset * step,
+                first_block,
+            )
+            for offset in range(0, count, height)
         ]
 
     def _height(self, num_rows: int) -> int:

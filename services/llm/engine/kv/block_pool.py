@@ -47,13 +47,13 @@ class BlockPool:
 
         Does not acquire them: call `acquire` before any other change.
         """
-        found: list[int] = []
+        blocks: list[int] = []
         for digest in hashes:
             block = self._block_of.get(digest)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def num_free_without(self, blocks: Iterable[int]) -> int:
         """Return how many blocks `allocate` could return after these blocks are acquired."""

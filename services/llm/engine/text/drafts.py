@@ -81,10 +81,10 @@ class Drafter:
             for size in _SIZES:
                 self._unlearn(size)
             return plan
-        found = [self._find(chunk.sequence) for chunk in plan.chunks]
-        counts = self._counts([(self._acceptance[size], len(tokens)) for size, tokens in found])
+        proposals = [self._find(chunk.sequence) for chunk in plan.chunks]
+        counts = self._counts([(self._acceptance[size], len(tokens)) for size, tokens in proposals])
         chunks = []
-        for chunk, (size, tokens), count in zip(plan.chunks, found, counts, strict=True):
+        for chunk, (size, tokens), count in zip(plan.chunks, proposals, counts, strict=True):
             if tokens and not count:
                 self._unlearn(size)
             _set_drafts(chunk.sequence, tokens[:count])
@@ -99,12 +99,12 @@ class Drafter:
         """
         drafts, sequence.drafts, sequence.draft_masks = sequence.drafts, (), ()
         pairs = zip(drafts, sampled, strict=False)
-        num_right = next((place for place, (draft, token) in enumerate(pairs) if draft != token.token_id), len(drafts))
+        num_right = next((index for index, (draft, token) in enumerate(pairs) if draft != token.token_id), len(drafts))
         self.counts.num_drafted += len(drafts)
         self.counts.num_accepted += num_right
         size = self._sizes.get(sequence, _SIZES[0])
-        for place in range(min(num_right + 1, len(drafts))):
-            self._acceptance[size] += _LEARNING_RATE * ((place < num_right) - self._acceptance[size])
+        for index in range(min(num_right + 1, len(drafts))):
+            self._acceptance[size] += _LEARNING_RATE * ((index < num_right) - self._acceptance[size])
         return sampled[: num_right + 1]
 
     def forget(self, sequence: Sequence) -> None:

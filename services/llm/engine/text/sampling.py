@@ -69,8 +69,8 @@ class SamplingInput:
         work, drafts = TextWork.of(sequence), sequence.drafts
         masks = sequence.draft_masks or (None,) * (len(drafts) + 1)
         return [
-            cls(work.sampling, [*sequence.tokens, *drafts[:place]], sequence.num_prompt_tokens, masks[place])
-            for place in range(len(drafts) + 1)
+            cls(work.sampling, [*sequence.tokens, *drafts[:index]], sequence.num_prompt_tokens, masks[index])
+            for index in range(len(drafts) + 1)
         ]
 
 
@@ -156,9 +156,11 @@ def cut_tails(scaled_RV: Tensor, params: Many[SamplingParams]) -> Tensor:
     independent of the device's order of addition.
     """
     num_tokens = scaled_RV.shape[-1]
-    among_few = [row for row, one in enumerate(params) if 0 < one.top_k < num_tokens]
+    among_few = [row for row, sampling in enumerate(params) if 0 < sampling.top_k < num_tokens]
     among_all = [
-        row for row, one in enumerate(params) if not 0 < one.top_k < num_tokens and (one.min_p or one.top_p < 1)
+        row
+        for row, sampling in enumerate(params)
+        if not 0 < sampling.top_k < num_tokens and (sampling.min_p or sampling.top_p < 1)
     ]
     for rows, cut in ((among_few, _cut_among_few), (among_all, _cut_among_all)):
         if rows:
@@ -170,8 +172,8 @@ def cut_tails(scaled_RV: Tensor, params: Many[SamplingParams]) -> Tensor:
 def _cut_among_few(scaled_RV: Tensor, params: Many[SamplingParams]) -> Tensor:
     """Cut rows that all have a top-k: among the tokens of the largest k, best first."""
     id_V = torch.arange(scaled_RV.shape[-1], device=scaled_RV.device)
-    id_RN = top_by_score(scaled_RV.float(), id_V, max(one.top_k for one in params))
-    is_few_RN = id_V[: id_RN.shape[-1]] < _column([one.top_k for one in params], scaled_RV)
+    id_RN = top_by_score(scaled_RV.float(), id_V, max(sampling.top_k for sampling in params))
+    is_few_RN = id_V[: id_RN.shape[-1]] < _column([sampling.top_k for sampling in params], scaled_RV)
     mass_RN = scaled_RV.double().softmax(-1).gather(-1, id_RN)
     scaled_RN = scaled_RV.gather(-1, id_RN)
     is_kept_RN = is_few_RN & _are_kept(scaled_RN, mass_RN.masked_fill(~is_few_RN, 0.0), params)
@@ -185,11 +187,11 @@ def _cut_among_all(scaled_RV: Tensor, params: Many[SamplingParams]) -> Tensor:
 
 def _are_kept(scaled_RN: Tensor, mass_RN: Tensor, params: Many[SamplingParams]) -> Tensor:
     """Return which tokens min-p and then top-p keep. Tokens with equal scores are in the order of their ids."""
-    is_kept_RN = mass_RN >= _column([one.min_p for one in params], mass_RN) * mass_RN.amax(-1, keepdim=True)
-    if all(one.top_p == 1 for one in params):
+    is_kept_RN = mass_RN >= _column([sampling.min_p for sampling in params], mass_RN) * mass_RN.amax(-1, keepdim=True)
+    if all(sampling.top_p == 1 for sampling in params):
         return is_kept_RN
     unit_RN = (mass_RN * _ONE).long().mul_(is_kept_RN)
-    top_p_R1 = _column([one.top_p for one in params], mass_RN)
+    top_p_R1 = _column([sampling.top_p for sampling in params], mass_RN)
     target_R1 = (top_p_R1 * unit_RN.sum(-1, keepdim=True)).ceil().long().clamp_min_(1)  # it may round to zero
     key_RN = ordered_bits(scaled_RN.float()) + 2**31
     return is_kept_RN & _first(key_RN, unit_RN, target_R1.masked_fill_(top_p_R1 == 1, 2**62))
@@ -200,12 +202,12 @@ def _first(key_RN: Tensor, weight_RN: Tensor, target_R1: Tensor) -> Tensor:
 
     Returns all tokens if the sum does not reach it.
     """
-    place = sum(_DIGIT_BITS)
+    shift = sum(_DIGIT_BITS)
     found_R1, above_R1 = torch.zeros_like(target_R1), torch.zeros_like(target_R1)
     for bits in _DIGIT_BITS:
-        is_inside_RN = (key_RN >> place) == found_R1
-        place -= bits
-        digit_RN = (key_RN >> place) & (2**bits - 1)
+        is_inside_RN = (key_RN >> shift) == found_R1
+        shift -= bits
+        digit_RN = (key_RN >> shift) & (2**bits - 1)
         sum_RH = weight_RN.new_zeros(len(key_RN), 2**bits).scatter_add_(-1, digit_RN, weight_RN * is_inside_RN)
         reach_RH = sum_RH.flip(-1).cumsum(-1).flip(-1) + above_R1
         digit_R1 = ((reach_RH >= target_R1).sum(-1, keepdim=True) - 1).clamp_min_(0)

@@ -88,7 +88,7 @@ async def test_missing_wrong_and_expired_are_one_answer(door: Door, world: World
 async def test_a_used_up_key_gets_a_time_to_retry(door: Door, key: str, window_s: int) -> None:
     """The rejection has a retry time and covers both calls of that key, but no other key."""
     first, again = [await door.recommend(REQUEST, bearer(key)) for _ in range(2)]
-    events, of_another = [await door.record(EVENTS, bearer(one)) for one in (key, "clicks")]
+    events, of_another = [await door.record(EVENTS, bearer(caller)) for caller in (key, "clicks")]
 
     policy = f"1;w={window_s};counted=replica"
     assert (first.code, again.code, events.code) == ("ok", "quota_exceeded", "quota_exceeded")

@@ -110,14 +110,14 @@ def test_a_file_that_is_gone_leaves_no_key_valid(path: Path) -> None:
 
     path.rename(path.with_suffix(".away"))
     with structlog.testing.capture_logs() as logs:
-        found = []
+        validity = []
         for _ in range(3):
             ring.refresh()
-            found.append(ring.find(key, NOW_S) is not None)
+            validity.append(ring.find(key, NOW_S) is not None)
     path.with_suffix(".away").rename(path)
     ring.refresh()
 
-    assert found == [True, False, False]
+    assert validity == [True, False, False]
     assert [(line["event"], line["log_level"]) for line in logs] == [("keys_gone", "error")]
     assert ring.find(key, NOW_S) is not None
     assert states == [KeysState.CURRENT, KeysState.GONE, KeysState.CURRENT]

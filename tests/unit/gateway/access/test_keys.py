@@ -48,7 +48,7 @@ def test_what_is_written_is_read_again_and_holds_no_key(tmp_path: Path, is_linke
     assert json.loads(text)["keys"][0]["priority"] == "high"
     assert key not in text
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [one.name for one in path.parent.iterdir()] == ["keys.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["keys.json"]
     assert path.is_symlink() is is_linked
 
 
@@ -93,11 +93,11 @@ def test_a_bad_file_is_refused_by_its_place_without_its_values(tmp_path: Path, c
 
 def test_rotation_leaves_two_valid_hashes_for_a_while() -> None:
     """The old hash expires after the overlap or at its own earlier expiry; expired hashes are dropped."""
-    soon, gone = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
+    soon, past = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
     hashes = (
         StoredHash(sha256="a" * 64),
         StoredHash(sha256="b" * 64, expires_at=soon),
-        StoredHash(sha256="c" * 64, expires_at=gone),
+        StoredHash(sha256="c" * 64, expires_at=past),
     )
     keys = KeysFile(keys=(stored("other"), stored("shop", *hashes)))
 
@@ -105,7 +105,7 @@ def test_rotation_leaves_two_valid_hashes_for_a_while() -> None:
 
     shop = rotated.find("shop")
     assert shop is not None
-    assert [(one.sha256[0], one.expires_at) for one in shop.hashes] == [
+    assert [(key_hash.sha256[0], key_hash.expires_at) for key_hash in shop.hashes] == [
         ("a", NOW + timedelta(hours=24)),
         ("b", soon),
         ("d", None),
@@ -119,8 +119,8 @@ def test_a_key_with_an_end_keeps_its_expiry_when_rotated() -> None:
     hashes = (StoredHash(sha256="a" * 64, expires_at=NOW), StoredHash(sha256="b" * 64, expires_at=end))
     keys = KeysFile(keys=(stored("shop", *hashes),))
 
-    for told, expected in ((None, end), (later, later)):
-        shop = keys.rotated("shop", "d" * 64, NOW, timedelta(hours=24), told).find("shop")
+    for expires_at, expected in ((None, end), (later, later)):
+        shop = keys.rotated("shop", "d" * 64, NOW, timedelta(hours=24), expires_at).find("shop")
 
         assert shop is not None
         assert shop.ends_at == expected

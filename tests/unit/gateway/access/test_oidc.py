@@ -115,12 +115,12 @@ async def test_the_operator_s_token_opens_the_console_and_a_tenant_s_does_not(
     add_releases(app, BundleStore(tmp_path / "bundles"), 10.0, lambda: 0.0)
     headers = [bearer(provider.token("chief")), bearer(provider.token("shop")), {}]
     async with in_process(app) as http:
-        found = {
-            path: [(await http.get(path, headers=one)).status_code for one in headers]
+        statuses = {
+            path: [(await http.get(path, headers=bearer_headers)).status_code for bearer_headers in headers]
             for path in ("/metrics", "/console/names")
         }
 
-    assert found == {"/metrics": [200, 403, 401], "/console/names": [200, 403, 401]}
+    assert statuses == {"/metrics": [200, 403, 401], "/console/names": [200, 403, 401]}
 
 
 async def test_a_valid_token_follows_the_state_of_its_tenant(provider: Provider, door: Door, tmp_path: Path) -> None:

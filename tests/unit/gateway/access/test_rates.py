@@ -43,7 +43,7 @@ gaps = st.lists(st.integers(0, 256).map(lambda sixty_fourths: sixty_fourths / 64
 @given(gaps=gaps, rate=st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0, 64.0]), burst=st.integers(1, 12))
 def test_the_bucket_admits_what_its_definition_admits(gaps: list[float], rate: float, burst: int) -> None:
     """The bucket equals the oracle for every call, in binary fractions, where floats are exact."""
-    times_s = [1_000.0 + sum(gaps[: place + 1]) for place in range(len(gaps))]
+    times_s = [1_000.0 + sum(gaps[: index + 1]) for index in range(len(gaps))]
     rates, allowance = Rates(), Allowance(rate_per_s=rate, burst=burst)
 
     verdicts = [accepts(rates, allowance, time_s) for time_s in times_s]

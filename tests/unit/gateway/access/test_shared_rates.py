@@ -69,8 +69,8 @@ async def test_all_gateways_admit_the_limit_while_the_store_is_unavailable(
         for _ in range(num_more):
             counts.append(Counts(processes))
             gateways.append(SharedRates(counts[-1], MOST, clock=clock, wall_clock=lambda: 0.0))
-        for one in counts:
-            one.is_unavailable = is_unavailable
+        for counter in counts:
+            counter.is_unavailable = is_unavailable
         for seconds in (0.0, PEERS_KEPT_S):
             clock.now_s += seconds
             for gateway in gateways:

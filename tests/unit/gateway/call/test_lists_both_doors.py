@@ -25,7 +25,7 @@ def item_ids(body: Mapping[str, Any]) -> list[str]:
 async def test_each_entry_is_answered_as_if_it_came_alone(door: Door, world: World) -> None:
     """Entries get the answers of single requests, in order, with one store read; a wrong entry gets its error."""
     entries = [{"user_id": name, "k": 2} for name in ("listed", "long", "short", "nobody")]
-    alone = [(await door.recommend(one)).body for one in entries]
+    alone = [(await door.recommend(entry)).body for entry in entries]
     wrong = [
         {"user_id": "long", "k": 0},
         {"user_id": "long", "deadline_ms": 7},
@@ -36,14 +36,14 @@ async def test_each_entry_is_answered_as_if_it_came_alone(door: Door, world: Wor
 
     answers = reply.body["answers"]
     assert reply.code == "ok"
-    assert [(one["tier"], one["reason"], item_ids(one)) for one in answers[:4]] == [
-        (one["tier"], one["reason"], item_ids(one)) for one in alone
+    assert [(answer["tier"], answer["reason"], item_ids(answer)) for answer in answers[:4]] == [
+        (answer["tier"], answer["reason"], item_ids(answer)) for answer in alone
     ]
-    assert {one["deadline_ms"] for one in answers[:4]} == {700}
-    assert [(one["error"]["code"], one["error"]["field"]) for one in answers[4:]] == [
+    assert {answer["deadline_ms"] for answer in answers[:4]} == {700}
+    assert [(answer["error"]["code"], answer["error"]["field"]) for answer in answers[4:]] == [
         ("invalid_request", name) for name in ("k", "deadline_ms", "filters.categories[0]")
     ]
-    assert len({one.get("request_id") or one["error"]["request_id"] for one in answers}) == 7
+    assert len({answer.get("request_id") or answer["error"]["request_id"] for answer in answers}) == 7
     assert world.features.read_together == [("listed", "long", "short", "nobody", "a")]
     refused = {"door": door.name, "tier": "none", "reason": "none", "code": "invalid_request"}
     assert world.metric("tailrace_requests_total", **refused) == 3
@@ -84,7 +84,7 @@ def asked(first: int, num: int, user_id: str = "long") -> dict[str, Any]:
     """Return a request with `num` conditions that no other range of `first` shares."""
     return {
         "user_id": user_id,
-        "filters": {"must": [{"key": "popularity", "range": {"gte": -one}} for one in range(first, first + num)]},
+        "filters": {"must": [{"key": "popularity", "range": {"gte": -number}} for number in range(first, first + num)]},
     }
 
 
@@ -94,7 +94,7 @@ async def test_requests_of_a_batch_have_one_budget_of_tests(door: Door, monkeypa
     entries = [asked(10 * number, 10) for number in range(4)]
     reply = await door.batch({"requests": [*entries, *entries, asked(0, 5), {"user_id": "long"}]})
 
-    fields = [one["error"]["field"] if "error" in one else None for one in reply.body["answers"]]
+    fields = [answer["error"]["field"] if "error" in answer else None for answer in reply.body["answers"]]
     assert fields == [None] * 8 + ["filters", None]
 
 
@@ -120,7 +120,7 @@ async def test_a_batch_whose_features_cannot_be_read_is_answered(door: Door, wor
 
     reply = await door.batch({"requests": [{"user_id": "listed"}, {"user_id": "long"}]})
 
-    assert [one["reason"] for one in reply.body["answers"]] == ["features_unavailable"] * 2
+    assert [answer["reason"] for answer in reply.body["answers"]] == ["features_unavailable"] * 2
 
 
 async def test_a_late_batch_ends_with_its_deadline(door: Door, world: World) -> None:
@@ -132,7 +132,7 @@ async def test_a_late_batch_ends_with_its_deadline(door: Door, world: World) -> 
 
     assert asyncio.get_running_loop().time() - began_s < 30
     assert len(reply.body["answers"]) == MAX_BATCH
-    assert all(one["items"] for one in reply.body["answers"])
+    assert all(answer["items"] for answer in reply.body["answers"])
 
 
 @pytest.fixture

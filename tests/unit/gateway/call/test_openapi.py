@@ -80,10 +80,14 @@ def schema(app: HttpApp) -> schemathesis.BaseSchema:
         ("/v1/bundle", "get", "name", ["default"]),
         ("/v1/items/{item_id}/similar", "post", "item_id", known["allowed_item_ids"]),
     ):
-        (one,) = [one for one in app.openapi()["paths"][path][method]["parameters"] if one["name"] == name]
-        one["schema"] = {"enum": values}
+        (parameter,) = [
+            parameter for parameter in app.openapi()["paths"][path][method]["parameters"] if parameter["name"] == name
+        ]
+        parameter["schema"] = {"enum": values}
     batch = app.openapi()["paths"]["/v1/recommendations:batch"]["post"]
-    batch["parameters"] = [one for one in batch["parameters"] if one["name"] != "X-Batch-Size"]  # depends on the body
+    batch["parameters"] = [
+        parameter for parameter in batch["parameters"] if parameter["name"] != "X-Batch-Size"
+    ]  # depends on the body
     now_ms = int(NOW_S * 1_000)
     schemas["EventBody"]["properties"]["event_time_ms"] |= {"minimum": now_ms - 10**9, "maximum": now_ms}
     for schema in schemas.values():  # answers may gain fields later, but have no extra fields now
@@ -100,11 +104,15 @@ def schema(app: HttpApp) -> schemathesis.BaseSchema:
 def test_every_operation_is_in_the_document(app: HttpApp) -> None:
     """The committed document describes exactly the served operations, and declares their path parameters."""
     paths = app.openapi()["paths"]
-    described = {f"{method.upper()} {path}": one for path, methods in paths.items() for method, one in methods.items()}
+    described = {
+        f"{method.upper()} {path}": operation
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    }
 
     assert sorted(described) == OPERATIONS
     for label, operation in described.items():
-        declared = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+        declared = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
         assert declared == {part.strip("{}") for part in label.split("/") if part.startswith("{")}
 
 
@@ -119,7 +127,9 @@ def test_the_headers_of_a_keys_limits_are_described(app: HttpApp) -> None:
     for methods in document["paths"].values():
         for operation in methods.values():
             described = {
-                status for status, one in operation["responses"].items() if "RateLimit-Limit" in one.get("headers", {})
+                status
+                for status, response in operation["responses"].items()
+                if "RateLimit-Limit" in response.get("headers", {})
             }
             answers = {status for status in operation["responses"] if status.startswith("2")}
             assert described == ({*answers, "429"} if "security" in operation else set())
@@ -172,8 +182,8 @@ def statuses_of(schema: schemathesis.BaseSchema, label: str, mode: GenerationMod
         phases=[Phase.generate],
     )
     def call(case: schemathesis.Case) -> None:
-        sent = [*(unquote(str(one)) for one in (case.path_parameters or {}).values()), *(case.query or {}).values()]
-        hypothesis.assume(all(is_described(one, is_valid) for one in sent if isinstance(one, str)))
+        sent = [*(unquote(str(value)) for value in (case.path_parameters or {}).values()), *(case.query or {}).values()]
+        hypothesis.assume(all(is_described(value, is_valid) for value in sent if isinstance(value, str)))
         case.body = expressible(case.body) if is_valid else integers(case.body)
         answer = case.call_and_validate(excluded_checks=[CHECKS.get_one(name) for name in not_checked])
         statuses.add(answer.status_code)
@@ -193,19 +203,19 @@ def is_described(text: str, is_valid: bool) -> bool:
 def integers(value: Any) -> Any:
     """Write 1.0 as 1: JSON schema calls both an integer, but the doors accept only 1."""
     if isinstance(value, dict):
-        return {name: integers(one) for name, one in value.items()}
+        return {name: integers(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [integers(one) for one in value]
+        return [integers(part) for part in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def expressible(value: Any) -> Any:
     """Remove values that no schema can forbid: unprintable characters, equal event ids, and two pins of one item."""
     if isinstance(value, dict):
-        value = {name: one[:1] if name == "pins" and one else one for name, one in value.items()}
-        return {name: expressible(one) for name, one in value.items() if name != "event_id" and name.isprintable()}
+        value = {name: part[:1] if name == "pins" and part else part for name, part in value.items()}
+        return {name: expressible(part) for name, part in value.items() if name != "event_id" and name.isprintable()}
     if isinstance(value, list):
-        return [expressible(one) for one in value]
+        return [expressible(part) for part in value]
     if isinstance(value, str):
         return "".join(char if char.isprintable() else "x" for char in value)
     return integers(value)
@@ -222,11 +232,11 @@ def test_every_default_fits_its_own_schema() -> None:
         for key, inner in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
             yield from defaults(f"{path}/{key}", inner)
 
-    found = dict(defaults("", document))
+    nodes = dict(defaults("", document))
     wrong = {
         path: node["default"]
-        for path, node in found.items()
+        for path, node in nodes.items()
         if not validator({**node, "components": document["components"]}).is_valid(node["default"])
     }
-    assert len(found) > 30
+    assert len(nodes) > 30
     assert wrong == {}

@@ -123,7 +123,7 @@ def test_whoever_reads_a_path_that_passes_reads_the_same(path: str, prefix: str)
     except InvalidRequest:
         return
 
-    has_parameter = any(whole.startswith(one) for one in WITH_PARAMETER)
+    has_parameter = any(whole.startswith(prefix) for prefix in WITH_PARAMETER)
     assert unquote(whole) == whole or has_parameter
     assert posixpath.normpath(whole.replace("%2e", ".")).rstrip("/") == whole.rstrip("/")
 
@@ -153,10 +153,10 @@ async def test_a_slash_in_a_parameter_is_sent_encoded(app: HttpApp) -> None:
             ("", None),
         ):
             raw_path = re.sub("{.*?}", sent, route.path)
-            found, more = route.matches(
+            match, more = route.matches(
                 {"type": "http", "method": method, "path": unquote(raw_path), "raw_path": raw_path.encode()}
             )
-            assert found is (Match.NONE if read is None else Match.FULL), raw_path
+            assert match is (Match.NONE if read is None else Match.FULL), raw_path
             assert set(more.get("path_params", {}).values()) == set() if read is None else {read}
 
 

@@ -117,7 +117,10 @@ async def console(tmp_path: Path) -> AsyncIterator[Console]:
             default_deadline_ms=200,
             llm_needs_gain=True,
         )
-        apps = [create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=one) for one in (None, access)]
+        apps = [
+            create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=door_access)
+            for door_access in (None, access)
+        ]
         for app in apps:
             add_console(app, service)
             add_editor(app, lambda: world.plane)

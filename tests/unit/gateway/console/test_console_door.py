@@ -57,7 +57,7 @@ async def test_users_come_from_the_store(console: Console) -> None:
     """Users are the stored users, longest history first, without duplicates."""
     users = await console.send("GET", "/console/users")
 
-    assert len({one["user_id"] for one in users["users"]}) == len(users["users"])
+    assert len({user["user_id"] for user in users["users"]}) == len(users["users"])
     assert users["users"][0] == {"user_id": "sated", "num_events": 20, "has_stored_list": False}
     assert {"user_id": "listed", "num_events": 3, "has_stored_list": True} in users["users"]
 
@@ -105,7 +105,7 @@ async def test_the_live_view_counts_answers(console: Console) -> None:
 
     live = await console.send("GET", "/console/live")
 
-    assert [one["num_total"] for one in live["slos"] if one["name"] == "availability"] == [3]
+    assert [slo["num_total"] for slo in live["slos"] if slo["name"] == "availability"] == [3]
     assert live["steps"][-1]["rates"]["precomputed"] > 0
     assert (live["drills"], live["default_deadline_ms"]) == ({}, 200)
 

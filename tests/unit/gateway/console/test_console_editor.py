@@ -13,10 +13,10 @@ async def test_a_hidden_item_is_found_gone_and_comes_back(console: Console) -> N
     first = (await console.item_ids())[0]
     await console.send("PATCH", f"/console/items/{first}", available=False)
     hidden = await console.item_ids()
-    found = await console.send("GET", f"/console/items?find={first}")
+    answer = await console.send("GET", f"/console/items?find={first}")
     await console.send("PATCH", f"/console/items/{first}", available=True)
 
-    assert found["items"][0] | {"categories": None} == {
+    assert answer["items"][0] | {"categories": None} == {
         "item_id": first, "title": f"Item {int(first[1:])}", "categories": None, "available": False, "is_shown": False,
     }  # fmt: skip
     assert first not in hidden
@@ -28,7 +28,7 @@ async def test_a_search_returns_the_exact_id_first_and_ends_at_the_limit(console
     await console.world.plane.items.put_one("item 7", {"title": "Another"})
     await console.world.plane.items.delete(["i07"])
     ids = {
-        text: [one["item_id"] for one in (await console.send("GET", f"/console/items?find={text}"))["items"]]
+        text: [item["item_id"] for item in (await console.send("GET", f"/console/items?find={text}"))["items"]]
         for text in ("item 7", "ITEM 1", "i0", "nothing", "i")
     }
     empty = await console.refused("GET", "/console/items?find=%20")
@@ -47,7 +47,7 @@ async def test_an_unknown_item_is_neither_hidden_nor_boosted(console: Console) -
     hidden = await console.refused("PATCH", "/console/items/nowhere", available=False)
     boosted = await console.refused("POST", "/console/surfaces:boost", **boost)
 
-    assert [one["code"] for one in (hidden, boosted)] == ["not_found"] * 2
+    assert [answer["code"] for answer in (hidden, boosted)] == ["not_found"] * 2
     assert not console.world.items.records
 
 
@@ -62,7 +62,7 @@ async def test_a_draft_is_tried_and_nothing_is_recorded(console: Console) -> Non
     assert before == now
     assert after == [pinned, *now[:-1]]
     assert tried["before"]["ruled"] == []
-    moved = {one["item_id"]: (one["before"], one["after"], one["rules"]) for one in tried["after"]["ruled"]}
+    moved = {item["item_id"]: (item["before"], item["after"], item["rules"]) for item in tried["after"]["ruled"]}
     assert moved[pinned] == (len(now), 1, ["pins"])
     assert console.world.metric("tailrace_surface_answers_total", surface="cart", tier="student") == 1
     assert console.surfaces.read_text() == CART
@@ -150,6 +150,6 @@ async def test_a_user_is_erased_with_a_receipt(console: Console) -> None:
 async def test_found_states_are_those_of_the_catalogue(console: Console) -> None:
     """An item that is not published yet is available, but not shown."""
     await console.world.plane.items.put_one("soon", {"published_ms": 1_900_000_000_000})
-    (found,) = (await console.send("GET", "/console/items?find=soon"))["items"]
+    (item,) = (await console.send("GET", "/console/items?find=soon"))["items"]
 
-    assert (found["available"], found["is_shown"]) == (True, False)
+    assert (item["available"], item["is_shown"]) == (True, False)

@@ -26,27 +26,27 @@ def at(seconds: float, value: float) -> Counts:
 def thinned(samples: list[Counts]) -> list[Counts]:
     """Apply the thinning rule naively: keep recent samples, and older samples spaced by at least THIN_S."""
     kept: list[Counts] = []
-    for place in range(len(samples)):
-        newest = samples[place]
-        recent = [one for one in samples[: place + 1] if newest.at_s - one.at_s <= FINE_S]
-        retired = [one for one in samples[: place + 1] if newest.at_s - one.at_s > FINE_S]
+    for index in range(len(samples)):
+        newest = samples[index]
+        recent = [sample for sample in samples[: index + 1] if newest.at_s - sample.at_s <= FINE_S]
+        retired = [sample for sample in samples[: index + 1] if newest.at_s - sample.at_s > FINE_S]
         kept = []
-        for one in retired:
-            if not kept or one.at_s - kept[-1].at_s >= THIN_S:
-                kept.append(one)
-        kept = [one for one in kept if newest.at_s - one.at_s <= KEEP_S] + recent
+        for sample in retired:
+            if not kept or sample.at_s - kept[-1].at_s >= THIN_S:
+                kept.append(sample)
+        kept = [sample for sample in kept if newest.at_s - sample.at_s <= KEEP_S] + recent
     return kept
 
 
 @given(st.lists(st.integers(1, 8), min_size=2, max_size=60), st.integers(1, 130))
 def test_windows_and_steps_equal_a_plain_list(gaps: list[int], length_s: int) -> None:
     """For any sampling times the ring equals a list of all samples, thinned by the rule."""
-    times = [float(sum(gaps[: place + 1])) for place in range(len(gaps))]
-    samples = [at(time_s, 3.0 * place) for place, time_s in enumerate(times)]
+    times = [float(sum(gaps[: index + 1])) for index in range(len(gaps))]
+    samples = [at(time_s, 3.0 * index) for index, time_s in enumerate(times)]
     ring = SampleRing(FINE_S, KEEP_S, THIN_S)
     for sample in samples:
         ring.add(sample)
-    inside = [one for one in thinned(samples) if times[-1] - one.at_s <= length_s]
+    inside = [sample for sample in thinned(samples) if times[-1] - sample.at_s <= length_s]
 
     window, steps = ring.window(length_s), list(ring.steps(length_s))
 
@@ -68,8 +68,8 @@ def test_a_counter_that_was_reset_counts_from_zero() -> None:
 def buckets_of(values: Iterable[float]) -> Buckets:
     """Return the request histogram of these values."""
     bounds = (*REQUEST_BUCKETS_S, math.inf)
-    found = list(values)
-    return [(bound, float(sum(value <= bound for value in found))) for bound in bounds]
+    numbers = list(values)
+    return [(bound, float(sum(value <= bound for value in numbers))) for bound in bounds]
 
 
 @given(st.lists(st.floats(0.0001, 4.9), min_size=1, max_size=50), st.floats(0.01, 1.0))
@@ -79,10 +79,10 @@ def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values: list[float], sha
     upper = next(bound for bound in REQUEST_BUCKETS_S if true_value <= bound)
     lower = max((bound for bound in REQUEST_BUCKETS_S if bound < upper), default=0.0)
 
-    found = quantile_s(buckets_of(values), share)
+    quantile = quantile_s(buckets_of(values), share)
 
-    assert found is not None
-    assert lower - 1e-12 <= found <= upper + 1e-12
+    assert quantile is not None
+    assert lower - 1e-12 <= quantile <= upper + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -107,16 +107,16 @@ def test_slos_are_counted_from_the_real_metrics() -> None:
     stream.visible_seconds.observe(0.05)
 
     counted = counts_of(registry.collect(), series, 60.0).since(before)
-    found = {one.name: one for one in slo_statuses(objectives, counted)}
+    statuses = {status.name: status for status in slo_statuses(objectives, counted)}
 
-    assert (found["availability"].num_bad, found["availability"].num_total) == (1, 5)
-    assert found["availability"].good_share == pytest.approx(0.8)
-    assert found["availability"].budget_left == pytest.approx(1 - 0.2 / 0.001)
-    assert (found["deadline"].num_bad, found["deadline"].num_total) == (1, 4)
-    assert (found["latency_llm"].num_bad, found["latency_llm"].num_total) == (1, 4)
-    assert (found["freshness"].good_share, found["freshness"].budget_left) == (1.0, 1.0)
-    assert found["latency_popular"].good_share is None
-    assert found["latency_popular"].budget_left is None
+    assert (statuses["availability"].num_bad, statuses["availability"].num_total) == (1, 5)
+    assert statuses["availability"].good_share == pytest.approx(0.8)
+    assert statuses["availability"].budget_left == pytest.approx(1 - 0.2 / 0.001)
+    assert (statuses["deadline"].num_bad, statuses["deadline"].num_total) == (1, 4)
+    assert (statuses["latency_llm"].num_bad, statuses["latency_llm"].num_total) == (1, 4)
+    assert (statuses["freshness"].good_share, statuses["freshness"].budget_left) == (1.0, 1.0)
+    assert statuses["latency_popular"].good_share is None
+    assert statuses["latency_popular"].budget_left is None
 
 
 def test_chart_steps_are_rates_per_second_by_tier() -> None:

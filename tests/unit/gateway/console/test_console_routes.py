@@ -73,7 +73,7 @@ async def test_every_route_needs_its_scope_and_each_change_is_audited(
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "scope"),
-    [one for one in (*READS, DRILL, *CHANGES) if one[3] not in (None, Scope.RECOMMEND)],
+    [route for route in (*READS, DRILL, *CHANGES) if route[3] not in (None, Scope.RECOMMEND)],
 )
 async def test_another_sites_page_is_refused(console: Console, method: str, path: str, body: Any, scope: Scope) -> None:
     """Without keys, browser headers that name another site are rejected, and nothing changes."""
@@ -105,10 +105,10 @@ async def test_a_body_of_a_wrong_shape_is_refused_by_field(
     """Invalid JSON, non-objects, unknown, missing and mistyped fields are rejected."""
     name = next(iter(sent))
     bodies = [
-        *({"content": one} for one in (b"{", b"[]", b"null")),
-        *({"json": one} for one in ({**sent, "more": 1}, {}, {**sent, name: {}})),
+        *({"content": content} for content in (b"{", b"[]", b"null")),
+        *({"json": document} for document in ({**sent, "more": 1}, {}, {**sent, name: {}})),
     ]
-    answers = [await console.http.request(method, path, **one) for one in bodies]
+    answers = [await console.http.request(method, path, **body) for body in bodies]
 
     assert {answer.status_code for answer in answers} == {422}
     assert [answer.json()["error"]["field"] for answer in answers] == ["body", "body", "body", "more", name, name]

@@ -50,7 +50,7 @@ async def calls_per_turn() -> list[int]:
         began.clear()
         sent = [call.future(b"x") for _ in range(NUM_CALLS)]
         time.sleep(0.2)  # noqa: ASYNC251 - a busy loop, while the calls arrive
-        assert await asyncio.gather(*(asyncio.to_thread(one.result, 10) for one in sent)) == [b"x"] * NUM_CALLS
+        assert await asyncio.gather(*(asyncio.to_thread(call.result, 10) for call in sent)) == [b"x"] * NUM_CALLS
     await server.stop(None)
     return [began.count(number) for number in sorted(set(began))]
 

@@ -166,10 +166,10 @@ async def test_silence_is_filled_with_comments(live_url: str, slow: Parrot) -> N
         answer, whole = [await http.post(COMPLETIONS, json=body(stream=is_it, max_tokens=2)) for is_it in (True, False)]
 
     parts = answer.text.split("\n\n")
-    events = [place for place, part in enumerate(parts) if part.startswith("data: ")]
+    events = [index for index, part in enumerate(parts) if part.startswith("data: ")]
     assert answer.status_code == 200
     assert parts[0] == parts[events[0] + 1] == KEEP_ALIVE
-    assert {part for place, part in enumerate(parts) if place not in events} == {KEEP_ALIVE, ""}
+    assert {part for index, part in enumerate(parts) if index not in events} == {KEEP_ALIVE, ""}
     assert parts[-2:] == ["data: [DONE]", ""]
     assert whole.json()["choices"][0]["text"] == " a b"
 

@@ -208,13 +208,13 @@ def test_a_long_queue_sheds_at_once(queued: float, shed: set[Priority]) -> None:
     """A burst is shed by its queue, in multiples of the permitted delay, before any window has passed."""
     admission = Admission(LIMITS)
 
-    found = {
+    shed_priorities = {
         priority
         for priority in Priority
         if admission.judge(priority, 0, queue_s=queued * LIMITS.max_delay_s) is AdmissionDecision.SHED
     }
 
-    assert found == shed
+    assert shed_priorities == shed
 
 
 @pytest.mark.parametrize(("delay_s", "worst"), [(0.021, 1), (0.049, 1), (0.051, 2), (0.099, 2), (0.101, 4), (0.3, 5)])
@@ -243,6 +243,6 @@ def test_only_the_part_of_a_tenant_above_its_share_is_shed_as_low_priority(
     for now_s in (0.0, 0.5):
         admission.looked(now_s, 0.0, 0.0, strain)
 
-    found = [admission.judge(priority, 0, "a") for _ in range(90)]
+    decisions = [admission.judge(priority, 0, "a") for _ in range(90)]
 
-    assert found.count(AdmissionDecision.SHED) == num_shed
+    assert decisions.count(AdmissionDecision.SHED) == num_shed

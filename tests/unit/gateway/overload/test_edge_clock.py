@@ -36,10 +36,10 @@ def test_a_clock_that_is_set_delays_no_request_for_long(every_s: float, step_s: 
     nows_s = [n * every_s for n in range(2_000)]
     stamps_s = [1e9 + now_s - 0.001 + (step_s if n > 1_000 else 0) for n, now_s in enumerate(nows_s)]
 
-    found = waits(stamps_s, [1e9 + now_s for now_s in nows_s], nows_s)
+    waits_s = waits(stamps_s, [1e9 + now_s for now_s in nows_s], nows_s)
 
-    assert sum(waited_s > 0.1 for waited_s in found) <= 3
-    assert max(found[-500:]) < 0.01
+    assert sum(waited_s > 0.1 for waited_s in waits_s) <= 3
+    assert max(waits_s[-500:]) < 0.01
 
 
 @pytest.mark.parametrize("every_s", [FAST_S, SLOW_S])
@@ -56,9 +56,9 @@ def test_a_standing_queue_is_no_step() -> None:
     rng, nows_s = random.Random(0), [n * FAST_S / 4 for n in range(4_000)]
     real_s = [min(0.4, 0.8 * now_s) * rng.uniform(0.5, 1) for now_s in nows_s]
 
-    found = waits([now_s - real for now_s, real in zip(nows_s, real_s, strict=True)], nows_s, nows_s)
+    waits_s = waits([now_s - real for now_s, real in zip(nows_s, real_s, strict=True)], nows_s, nows_s)
 
-    assert all(abs(waited_s - real) < 0.02 for waited_s, real in zip(found, real_s, strict=True))
+    assert all(abs(waited_s - real) < 0.02 for waited_s, real in zip(waits_s, real_s, strict=True))
 
 
 def test_requests_that_were_overtaken_are_no_step() -> None:
@@ -68,9 +68,9 @@ def test_requests_that_were_overtaken_are_no_step() -> None:
     nows_s = [*calm_s, *(11.0 + n * 1e-3 for n in range(10))]
     stamps_s = [*calm_s, stalled_s[-1], *stalled_s[:-1]]
 
-    found = waits(stamps_s, nows_s, nows_s, [1] * 100 + [10, *range(1, 10)])
+    waits_s = waits(stamps_s, nows_s, nows_s, [1] * 100 + [10, *range(1, 10)])
 
-    assert found[101:] == pytest.approx(
+    assert waits_s[101:] == pytest.approx(
         [now_s - stamp_s for now_s, stamp_s in zip(nows_s, stamps_s, strict=True)][101:], abs=0.002
     )
 
@@ -83,9 +83,9 @@ def test_a_stall_that_is_read_in_any_order_is_no_step() -> None:
     nows_s = [*calm_s, *(1.5 + n * 1e-5 for n in range(50)), *queued_s]
     stamps_s = [*calm_s, stalled_s[-1], *stalled_s[:-1], *(now_s - 0.09 for now_s in queued_s)]
 
-    found = waits(stamps_s, nows_s, nows_s)
+    waits_s = waits(stamps_s, nows_s, nows_s)
 
-    assert found[150:] == pytest.approx([0.09] * 100, abs=0.02)
+    assert waits_s[150:] == pytest.approx([0.09] * 100, abs=0.02)
 
 
 @pytest.mark.parametrize(("deadline_s", "least_wait_s"), [(0.2, 0.0), (2.0, 0.4)])
@@ -94,8 +94,8 @@ def test_a_step_is_larger_than_half_of_the_usual_deadline(deadline_s: float, lea
     clock = EdgeClock(deadline_s)
     nows_s = [n * FAST_S for n in range(400)]
 
-    found = [
+    waits_s = [
         clock.waited_s(round(1_000 * (now_s - 0.4 * (n > 200))), 1, now_s, now_s) for n, now_s in enumerate(nows_s)
     ]
 
-    assert min(found[-50:]) == pytest.approx(least_wait_s, abs=0.01)
+    assert min(waits_s[-50:]) == pytest.approx(least_wait_s, abs=0.01)

@@ -75,8 +75,8 @@ class Simulation:
 
     def _is_refused(self, tenant: str) -> bool:
         """The edge's rules (infra/local/edge/config.py)."""
-        active = [one for one in self.rates if self.num_sent[one]]
-        rates = {one: len(times_s) for one, times_s in self.recent.items()}
+        active = [tenant for tenant in self.rates if self.num_sent[tenant]]
+        rates = {tenant: len(times_s) for tenant, times_s in self.recent.items()}
         to_mean = rates[tenant] * len(active) / sum(rates.values())
         is_flood = to_mean > 1 and 8 * len(self.refused[tenant]) >= rates[tenant]
         num_others = sum(self.own.values())
@@ -213,11 +213,11 @@ def test_a_tenant_above_its_share_costs_little_more_where_requests_bunch(times_s
     ]
     for simulation in chain.from_iterable(runs):
         simulation.run()
-    at_share, above = ([one.p99_ms("b") for one in some] for some in zip(*runs, strict=True))
+    at_share, above = ([run.p99_ms("b") for run in some] for some in zip(*runs, strict=True))
 
     assert 25 <= median(at_share) <= 35
     assert median(above) <= 1.2 * median(at_share)
-    assert min(answered(one, "b") for one in chain.from_iterable(runs)) >= 0.99
+    assert min(answered(run, "b") for run in chain.from_iterable(runs)) >= 0.99
 
 
 @pytest.mark.parametrize("load", [0.4, 0.6])

@@ -47,7 +47,7 @@ class Gateway:
 def p99_of_a_flood_s(multiple: float, core_share: float) -> float:
     """Return the 99th percentile of how long requests wait to be read, in the mean of five floods."""
     waits_s = [sorted(waits_of_a_flood(multiple, core_share, seed)) for seed in range(5)]
-    return sum(one[int(0.99 * len(one))] for one in waits_s) / len(waits_s)
+    return sum(run_s[int(0.99 * len(run_s))] for run_s in waits_s) / len(waits_s)
 
 
 def waits_of_a_flood(multiple: float, core_share: float, seed: int) -> list[float]:

@@ -72,10 +72,10 @@ def test_a_tenant_at_five_times_its_share_degrades_itself(priority: Priority) ->
     gateway.run(callers, 10.0)
     without.run([Caller("", 285.0)], 10.0)
 
-    found = gateway.run(callers, 20.0)
+    counts = gateway.run(callers, 20.0)
 
-    assert found["b"]["admit"] >= 0.99 * 20.0 * 35.0
-    together = found["a"]["admit"] + found["b"]["admit"]
+    assert counts["b"]["admit"] >= 0.99 * 20.0 * 35.0
+    together = counts["a"]["admit"] + counts["b"]["admit"]
     assert together >= 0.95 * without.run([Caller("", 285.0)], 20.0)[""]["admit"]
 
 
@@ -85,9 +85,9 @@ def test_shares_are_by_weight() -> None:
     callers = [Caller("a", 300.0, weight=3.0), Caller("b", 300.0)]
     gateway.run(callers, 10.0)
 
-    found = gateway.run(callers, 40.0)
+    counts = gateway.run(callers, 40.0)
 
-    assert found["a"]["admit"] / found["b"]["admit"] == pytest.approx(3.0, rel=0.1)
+    assert counts["a"]["admit"] / counts["b"]["admit"] == pytest.approx(3.0, rel=0.1)
 
 
 def test_a_lone_tenant_has_all_of_the_capacity() -> None:
@@ -137,14 +137,16 @@ def test_a_slow_split_of_the_capacity_gives_the_same_shares(
         loads.served()
     loads.passed(0.1, is_late=False)
     kept, left = dict.fromkeys(sorted(asked), 0.0), float(capacity)
-    while left > step and (hungry := {one for one, _ in asked if any(kept[k] < asked[k] for k in kept if k[0] == one)}):
+    while left > step and (
+        hungry := {tenant for tenant, _ in asked if any(kept[k] < asked[k] for k in kept if k[0] == tenant)}
+    ):
         for tenant in hungry:
             part = step * weights[tenant]
-            for one in (one for one in kept if one[0] == tenant):
-                more = min(part, asked[one] - kept[one], left)
-                kept[one], part, left = kept[one] + more, part - more, left - more
+            for key in (key for key in kept if key[0] == tenant):
+                more = min(part, asked[key] - kept[key], left)
+                kept[key], part, left = kept[key] + more, part - more, left - more
 
     above = loads.above_share()
 
     is_one = len({tenant for tenant, _ in asked}) == 1
-    assert (above == {}) if is_one else all(abs((1 - above[one]) * asked[one] - kept[one]) < 0.2 for one in asked)
+    assert (above == {}) if is_one else all(abs((1 - above[key]) * asked[key] - kept[key]) < 0.2 for key in asked)

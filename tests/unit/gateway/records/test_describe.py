@@ -66,9 +66,9 @@ def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], w
     route = plan(known)
     tier, reason = route.tier.value, route.reason.value
 
-    found = explanation(facts=asdict(known), tier=tier, reason=reason, planned_tier=tier, planned_reason=reason)
+    described = explanation(facts=asdict(known), tier=tier, reason=reason, planned_tier=tier, planned_reason=reason)
 
-    assert words in reason_sentence(found)
+    assert words in reason_sentence(described)
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -82,7 +82,7 @@ def test_a_complete_explanation() -> None:
     """The sentences cover tier and reason, the LLM's numbers, the deadline, the longest stage and the age."""
     counts: dict[str, Any] = {"num_prompt_tokens": 201, "num_cached_tokens": 192, "num_steps": 1}
     llm = LlmPart(outcome="in_time", queue_ms=0.4, compute_ms=6.0, decode_ms=0.0, **counts)
-    stages = tuple(stage(*one) for one in [("features", 0.5, 1.0), ("rank", 2.0, 9.1), ("llm", 2.0, 9.0)])
+    stages = tuple(stage(*timing) for timing in [("features", 0.5, 1.0), ("rank", 2.0, 9.1), ("llm", 2.0, 9.0)])
 
     assert describe(explanation(llm=llm, stages=stages)) == [
         "Answered by llm (llm_in_time) with 3 of 3 items, from bundle v1.",

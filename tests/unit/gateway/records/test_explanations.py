@@ -87,8 +87,8 @@ async def explained(world: World, rest: RestClient, request_id: str) -> dict[str
     answer = await rest.http.get(f"/v1/explanations/{request_id}")
     assert answer.status_code == 200, answer.text
     decode(ExplanationAnswer, answer.content)  # as documented
-    found: dict[str, Any] = answer.json()
-    return found
+    content: dict[str, Any] = answer.json()
+    return content
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,16 @@ async def test_an_answer_has_an_explanation(
     """Either door stores the tier, the state of the stored list, and the stages in the order of their start."""
     answer = await door.recommend({"user_id": user_id, "k": 3, "request_id": f"why-{user_id}"})
 
-    found = await explained(world, rest, f"why-{user_id}")
+    explanation = await explained(world, rest, f"why-{user_id}")
 
-    assert (found["tier"], found["door"], found["list_state"]) == (tier, door.name, list_state)
-    assert (found["outcome"], found["user_id"], found["caller"]) == ("ok", user_id, "anonymous")
-    assert found["reason"] == answer.body["reason"]
-    assert [stage["name"] for stage in found["stages"]] == ["features", "route", "rank", *ranked, "answer"]
-    assert found["sentences"]
-    assert all(stage["offset_ms"] + stage["duration_ms"] <= found["elapsed_ms"] + 0.01 for stage in found["stages"])
+    assert (explanation["tier"], explanation["door"], explanation["list_state"]) == (tier, door.name, list_state)
+    assert (explanation["outcome"], explanation["user_id"], explanation["caller"]) == ("ok", user_id, "anonymous")
+    assert explanation["reason"] == answer.body["reason"]
+    assert [stage["name"] for stage in explanation["stages"]] == ["features", "route", "rank", *ranked, "answer"]
+    assert explanation["sentences"]
+    assert all(
+        stage["offset_ms"] + stage["duration_ms"] <= explanation["elapsed_ms"] + 0.01 for stage in explanation["stages"]
+    )
 
 
 async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient) -> None:
@@ -137,15 +139,15 @@ async def test_the_ranking_before_and_after_the_rules_is_included(world: World, 
     await rest.recommend({"user_id": "long", "k": 2, "request_id": "r1", "rules": rules})
     await rest.recommend({"user_id": "long", "k": 2, "request_id": "r2"})
 
-    found, plain = await explained(world, rest, "r1"), await explained(world, rest, "r2")
+    explanation, plain = await explained(world, rest, "r1"), await explained(world, rest, "r2")
 
-    assert [(one["item_id"], one["before"], one["after"]) for one in found["ruled"]] == [
+    assert [(item["item_id"], item["before"], item["after"]) for item in explanation["ruled"]] == [
         ("i09", 5, 1),
         ("i04", 1, 2),
         ("i06", 2, None),
     ]
-    assert {name for one in found["ruled"] for name in one["rules"]} == {"pins"}
-    assert "The rules pins changed 3 places, for example i09 from 5 to 1, i04 from 1 to 2." in found["sentences"]
+    assert {name for item in explanation["ruled"] for name in item["rules"]} == {"pins"}
+    assert "The rules pins changed 3 places, for example i09 from 5 to 1, i04 from 1 to 2." in explanation["sentences"]
     assert plain["ruled"] == []
 
 
@@ -153,10 +155,10 @@ async def test_a_refused_request_has_an_explanation(world: World, door: Door, re
     """The explanation has the caller's error code and message."""
     await door.recommend({"user_id": "long", "k": 0}, {"x-request-id": "refused"})
 
-    found = await explained(world, rest, "refused")
+    explanation = await explained(world, rest, "refused")
 
-    assert found["outcome"] == "invalid_request"
-    assert "k: 0 is out of range" in found["sentences"][0]
+    assert explanation["outcome"] == "invalid_request"
+    assert "k: 0 is out of range" in explanation["sentences"][0]
 
 
 @pytest.mark.parametrize("request_id", ["slash%2Fand%252Fslash", "Grüße", "a b", "100%2525", "a%2F%2F..%2Fb"])
@@ -185,10 +187,10 @@ async def test_what_cannot_be_explained_says_why(
     world.shelf.records["foreign"] = json.dumps([own, [*facts, "one more"], *others]).encode()
     world.shelf.error = store_error
 
-    found = await rest.http.get(f"/v1/explanations/{request_id}", headers={"x-request-id": "mine"})
+    response = await rest.http.get(f"/v1/explanations/{request_id}", headers={"x-request-id": "mine"})
 
-    error = found.json()["error"]
-    assert (found.status_code, error["code"], error["request_id"]) == (status, code, "mine")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["request_id"]) == (status, code, "mine")
     assert words in f"{error['message']}; {error['fix']}"
 
 

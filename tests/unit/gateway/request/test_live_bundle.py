@@ -141,20 +141,20 @@ async def test_a_unit_has_the_same_version_in_each_process_whatever_it_loaded_be
         move()
         if is_seen:
             await old.refresh()
-    found: list[list[str]] = []
+    rows: list[list[str]] = []
     for stage in range(len(shares)):
         store.move_canary("v2", stage, now_ms)
         for bundle in (old, new):
             await bundle.refresh()
-        before, after = ([one.of_unit(unit, now_ms).version for unit in unit_ids] for one in (old, new))
+        before, after = ([replica.of_unit(unit, now_ms).version for unit in unit_ids] for replica in (old, new))
         assert before == after
-        found.append(after)
+        rows.append(after)
 
-    versions = [set(one) for one in found]
+    versions = [set(row) for row in rows]
     early = [new.of_unit(unit, now_ms - 1).version for unit in unit_ids]
-    assert all(one <= {"v1", "v2"} for one in versions)
-    assert all(b == "v2" for low, high in pairwise(found) for a, b in zip(low, high, strict=True) if a == "v2")
-    assert early == (found[-2] if len(found) > 1 else ["v1"] * len(unit_ids))
+    assert all(row <= {"v1", "v2"} for row in versions)
+    assert all(b == "v2" for low, high in pairwise(rows) for a, b in zip(low, high, strict=True) if a == "v2")
+    assert early == (rows[-2] if len(rows) > 1 else ["v1"] * len(unit_ids))
     assert new.of_unit(None, now_ms).version == "v1"
     assert shares[-1] < 1.0 or versions[-1] == {"v2"}
     store.end_canary("v2")

@@ -96,10 +96,10 @@ async def test_an_item_of_a_name_that_loads_is_never_unknown(scene: Scene) -> No
     reading = asyncio.create_task(items.get(only_there))
     await until(lambda: scene.num_loads["wide"])
     scene.gate.set()
-    found = await reading
+    item = await reading
     patched = await items.patch(only_there, {"available": False})
 
-    assert (found.title, patched.available) == ("Item 30", False)
+    assert (item.title, patched.available) == ("Item 30", False)
     with pytest.raises(NotFound):
         await items.get("nowhere")
 

@@ -67,13 +67,15 @@ def test_no_changed_token_is_accepted(data: st.DataObject) -> None:
     """A token that differs in a bit, a character or its length is rejected by its field."""
     token = token_of("a", "b", "c")
     raw = base64.urlsafe_b64decode(token + "==")
-    place = data.draw(st.integers(0, len(token) - 1))
+    index = data.draw(st.integers(0, len(token) - 1))
     changed = data.draw(
         st.one_of(
             st.integers(0, 8 * len(raw) - 1).map(lambda bit: flipped(raw, bit)),
-            st.characters(codec="ascii").map(lambda one: token[:place] + one + token[place + 1 :]),
-            st.sampled_from(ascii_letters + digits).map(lambda one: token[:-1] + one),  # some decode to the same bytes
-            st.just(token[:place]),
+            st.characters(codec="ascii").map(lambda character: token[:index] + character + token[index + 1 :]),
+            st.sampled_from(ascii_letters + digits).map(
+                lambda character: token[:-1] + character
+            ),  # some decode to the same bytes
+            st.just(token[:index]),
             st.text(min_size=1, max_size=5).map(lambda more: token + more),
         )
     )
@@ -145,10 +147,10 @@ async def test_marks_find_items_that_have_come(tmp_path: Path) -> None:
         for sorted_at in (2, 5, 8):
             world.items.live_items.apply((name, ItemState(item_id=name)) for name in names[: sorted_at + 1])
             wanted = sorted(mark_of(name) for name in ["i03", *names[::2]])
-            found = known.items(wanted, live)
+            items = known.items(wanted, live)
             known.catch_up(live)
 
-            assert set(found) == set(known.items(wanted, live)) == {"i03", *names[: sorted_at + 1 : 2]}
+            assert set(items) == set(known.items(wanted, live)) == {"i03", *names[: sorted_at + 1 : 2]}
             assert known.num_behind(live) == 0
 
 
@@ -202,7 +204,7 @@ async def test_a_shed_page_holds_nothing_of_the_page_before(tmp_path: Path) -> N
         second = await world.recommend("long", Priority.LOW, k=4, next=first.next)
 
     assert (first.reason, second.reason) == (Reason.SHED, Reason.SHED)
-    assert {one.item_id for one in first.items}.isdisjoint(one.item_id for one in second.items)
+    assert {item.item_id for item in first.items}.isdisjoint(item.item_id for item in second.items)
 
 
 async def test_what_was_shown_lately_is_avoided(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ OF_NUMBERS = [
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize(
-    ("method", "path", "body", "field"), OF_NUMBERS, ids=[f"{one[1]} {one[3]}" for one in OF_NUMBERS]
+    ("method", "path", "body", "field"), OF_NUMBERS, ids=[f"{case[1]} {case[3]}" for case in OF_NUMBERS]
 )
 async def test_a_number_that_is_not_finite_is_refused_by_its_field(
     rest: RestClient, world: World, method: str, path: str, body: str, field: str, number: str
@@ -367,7 +367,7 @@ async def test_without_states_of_items_nothing_is_recommended(
                 await http.get("/v1/popular"),
             ]
 
-    assert tuple(one.status_code for one in answers) == statuses
+    assert tuple(answer.status_code for answer in answers) == statuses
     assert answers[0].json() == {"status": words}
 
 

@@ -70,8 +70,8 @@ async def test_rules_hold(world: World, user_id: str, spoil: Callable[[World], o
     assert answer.tier is tier
     assert len(set(shown)) == 4
     assert shown[:2] == ["i10", "i15"]
-    assert sorted(int(one[1:]) % 2 for one in shown) == [0, 0, 1, 1]
-    assert all(int(one[1:]) >= 7 for one in shown)
+    assert sorted(int(item_id[1:]) % 2 for item_id in shown) == [0, 0, 1, 1]
+    assert all(int(item_id[1:]) >= 7 for item_id in shown)
     scores = [item.score for item in answer.items]
     assert scores == sorted(scores, reverse=True)
 
@@ -85,23 +85,23 @@ async def test_exploration_is_recorded(
     file.write_text("[plain]\nk = 7\n[drawn]\nk = 3\nexplore = { share = 0.8, position = 2, of = 6 }\n")
     async with started_world(tmp_path, surfaces_file=file) as world:
         spoil(world)
-        plain = [one.item_id for one in (await world.recommend(user_id, k=None, surface="plain")).items]
+        plain = [item.item_id for item in (await world.recommend(user_id, k=None, surface="plain")).items]
         answers = [
-            await world.recommend(user_id, k=None, surface="drawn", request_id=f"r{place}") for place in range(120)
+            await world.recommend(user_id, k=None, surface="drawn", request_id=f"r{number}") for number in range(120)
         ]
         await asyncio.sleep(0)  # impressions follow their answers
         sent = [decode_impression(value) for _, value in world.impressions.records]
 
-    lists = [[one.item_id for one in answer.items] for answer in answers]
-    seen = {one.request_id: one for one in sent if one.surface == "drawn"}
+    lists = [[item.item_id for item in answer.items] for answer in answers]
+    seen = {impression.request_id: impression for impression in sent if impression.surface == "drawn"}
     assert {answer.tier for answer in answers} == {tier}
-    assert all((one[0], len(set(one))) == (plain[0], 3) for one in lists)
-    assert {one[1] for one in lists} == ({plain[1]} if spoil is shed else set(plain[1:6]))
+    assert all((listed[0], len(set(listed))) == (plain[0], 3) for listed in lists)
+    assert {listed[1] for listed in lists} == ({plain[1]} if spoil is shed else set(plain[1:6]))
     assert len(seen) == (0 if spoil is shed else 120)
-    for one in seen.values():
-        is_first = one.item_ids[1] == plain[1]
-        assert one.propensity == pytest.approx((1.0, 0.16 + (0.2 if is_first else 0.0), 1.0))
-    assert all(one.propensity is None for one in sent if one.surface == "plain")
+    for impression in seen.values():
+        is_first = impression.item_ids[1] == plain[1]
+        assert impression.propensity == pytest.approx((1.0, 0.16 + (0.2 if is_first else 0.0), 1.0))
+    assert all(impression.propensity is None for impression in sent if impression.surface == "plain")
 
 
 async def test_what_was_shown_and_not_clicked_sinks(world: World) -> None:

@@ -41,9 +41,9 @@ def excess(items: list[int], rules: Rules) -> int:
     return over
 
 
-def swapped(items: list[int], one: int, other: int) -> list[int]:
+def swapped(items: list[int], first: int, other: int) -> list[int]:
     """Return the list with the positions of two items swapped, if they differ."""
-    return [{one: other, other: one}.get(item, item) for item in items]
+    return [{first: other, other: first}.get(item, item) for item in items]
 
 
 def drawable(row: list[int], rules: Rules, k: int, exploration: Exploration) -> set[int]:
@@ -54,14 +54,14 @@ def drawable(row: list[int], rules: Rules, k: int, exploration: Exploration) -> 
     if at is None or at in last.pinned.values():
         return set()
     places = last.places(set(last.indices.tolist()))
-    found = {at}
-    for item, place in places.items():
-        if item in last.pinned.values() or not exploration.position <= place <= exploration.of:
+    items = {at}
+    for item, position in places.items():
+        if item in last.pinned.values() or not exploration.position <= position <= exploration.of:
             continue
-        others = [one for one in listed if one != at]
+        others = [item for item in listed if item != at]
         is_kept = item in listed or excess([*others, item], rules) == excess(others, rules)
-        found |= {item} if is_kept else set()
-    return found
+        items |= {item} if is_kept else set()
+    return items
 
 
 @given(ROWS, RULES, st.integers(1, NUM_ITEMS), EXPLORATIONS)
@@ -72,28 +72,28 @@ def test_what_is_drawn_is_what_may_be_and_the_list_keeps_its_promises(
     unexplored = run(row, rules, k, None)
     plain, may = chosen(unexplored), drawable(row, rules, k, exploration)
     last = unexplored.steps()[-1][1] if unexplored.steps() else unexplored.before
-    draws = [exploration.share * (place + 0.5) / len(may) for place in range(len(may))] or [0.0]
+    draws = [exploration.share * (index + 0.5) / len(may) for index in range(len(may))] or [0.0]
 
     seen: dict[int, float] = {}
     for draw in [*draws, NEVER]:
         ruled = run(row, rules, k, exploration, draw)
-        found, propensity = chosen(ruled), ruled.propensity
+        listed, propensity = chosen(ruled), ruled.propensity
         assert propensity is not None
-        assert len(propensity) == len(set(found)) == len(found) == len(plain)
-        assert len(set(plain) - set(found)) <= 1
-        assert all(found[place - 1] == item for place, item in last.pinned.items() if place <= len(found))
-        assert excess(found, rules) <= excess(plain, rules)
+        assert len(propensity) == len(set(listed)) == len(listed) == len(plain)
+        assert len(set(plain) - set(listed)) <= 1
+        assert all(listed[position - 1] == item for position, item in last.pinned.items() if position <= len(listed))
+        assert excess(listed, rules) <= excess(plain, rules)
         scores = [score for _, score, _ in ruled.chosen]
         assert scores == sorted(scores, reverse=True)
-        assert ([name for name, _ in ruled.steps()][-1:] == ["explore"]) == (plain != found)
-        assert {item for item, _, _, movers in moves_of(ruled) if "explore" in movers} >= set(found) - set(plain)
+        assert ([name for name, _ in ruled.steps()][-1:] == ["explore"]) == (plain != listed)
+        assert {item for item, _, _, movers in moves_of(ruled) if "explore" in movers} >= set(listed) - set(plain)
         if len(may) < 2:
-            assert (found, set(propensity)) == (plain, {1.0} if plain else set())
+            assert (listed, set(propensity)) == (plain, {1.0} if plain else set())
             continue
-        place = exploration.position - 1
-        assert found == swapped(plain, plain[place], found[place])
-        assert all(one == 1.0 for other, one in enumerate(propensity) if other != place)
-        seen[found[place]] = propensity[place]
+        index = exploration.position - 1
+        assert listed == swapped(plain, plain[index], listed[index])
+        assert all(probability == 1.0 for other, probability in enumerate(propensity) if other != index)
+        seen[listed[index]] = propensity[index]
 
     if len(may) > 1:
         assert seen.keys() == may

@@ -66,7 +66,7 @@ def run(
     num_candidates: int = NUM_ITEMS,
 ) -> Ruled:
     """Apply rules to one ranking of the student."""
-    given = scores or [-float(place) for place in range(len(ranking))]
+    given = scores or [-float(position) for position in range(len(ranking))]
     return apply_rules(
         [ItemRanking.in_order(Tier.STUDENT, dict(zip(ranking, given, strict=True)))],
         rules,
@@ -143,7 +143,7 @@ def test_no_item_is_lost_or_doubled(
 @given(ROWS, RULES, st.integers(1, NUM_ITEMS))
 def test_pins_hold(row: list[int], rules: Rules, k: int) -> None:
     """A pinned item is at its position; in a shorter list it follows the earlier pins at the end."""
-    found = chosen(run(row, rules, k))
+    listed = chosen(run(row, rules, k))
 
     pins = sorted(
         (pin.position, index)
@@ -151,10 +151,10 @@ def test_pins_hold(row: list[int], rules: Rules, k: int) -> None:
         if pin.position <= k and (index := ITEMS.index(pin.item_id)) is not None
     )
     for position, index in pins:
-        if position <= len(found):
-            assert found[position - 1] == index
-    behind = [index for position, index in pins if position > len(found)]
-    assert [index for index in found if index in behind] == behind
+        if position <= len(listed):
+            assert listed[position - 1] == index
+    behind = [index for position, index in pins if position > len(listed)]
+    assert [index for index in listed if index in behind] == behind
 
 
 @given(ROWS, RULES, st.integers(1, NUM_ITEMS))
@@ -178,17 +178,17 @@ def slow_caps(order: list[int], caps: Sequence[Cap], pinned: list[int], num_plac
     left, taken = list(order), []
     for _ in range(num_places):
         for fits in (True, False):
-            found = [index for index in left if not fits or all(room(cap, [*pinned, *taken], index) for cap in caps)]
-            if found:
+            fitting = [index for index in left if not fits or all(room(cap, [*pinned, *taken], index) for cap in caps)]
+            if fitting:
                 break
-        taken.append(found[0])
-        left.remove(found[0])
+        taken.append(fitting[0])
+        left.remove(fitting[0])
     return taken
 
 
 def room(cap: Cap, listed: list[int], index: int) -> bool:
     """Return whether adding this item keeps the cap."""
-    counts = Counter(value for one in listed for value in values(cap.attribute, one))
+    counts = Counter(value for item in listed for value in values(cap.attribute, item))
     return all(counts[value] < cap.most for value in values(cap.attribute, index))
 
 
@@ -212,18 +212,18 @@ def test_diversity_is_maximal_marginal_relevance(row: list[int], raw: list[float
     """Each position has an item of the largest value by brute force; items after the list keep their order."""
     scores = sorted(raw[: len(row)], reverse=True)
     ruled = run(row, Rules(diversity=weight), k, scores)
-    found = ruled.steps()[-1][1].indices.tolist()
+    indices = ruled.steps()[-1][1].indices.tolist()
     span = scores[0] - scores[-1]
     relevance = {index: (score - scores[-1]) / span if span else 1.0 for index, score in zip(row, scores, strict=True)}
 
-    for place in range(min(k, len(row))):
+    for position in range(min(k, len(row))):
         value = {
             index: (1 - weight) * relevance[index]
-            - weight * max((float(VECTORS[index] @ VECTORS[one]) for one in found[:place]), default=0.0)
-            for index in found[place:]
+            - weight * max((float(VECTORS[index] @ VECTORS[earlier]) for earlier in indices[:position]), default=0.0)
+            for index in indices[position:]
         }
-        assert value[found[place]] >= max(value.values()) - 1e-5
-    assert found[k:] == [index for index in row if index in found[k:]]
+        assert value[indices[position]] >= max(value.values()) - 1e-5
+    assert indices[k:] == [index for index in row if index in indices[k:]]
 
 
 def test_diversity_compares_the_leading_candidates_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,12 +246,12 @@ def test_weights_are_factors_of_likelihood(
     slate = run(row, rules, known=known).steps()[-1][1]
 
     log_weight = {}
-    for place, index in enumerate(row):
+    for position, index in enumerate(row):
         held = slow_holds(where, index)
         log_factor = math.log(factor) if held else 0.0
         log_factor += math.log(1 + 2.0 * 2 ** (-index / 2.0))
         log_factor += min(100, shown.get(f"i{index}", 0)) * math.log(share)
-        log_weight[index] = -float(place) + log_factor
+        log_weight[index] = -float(position) + log_factor
     assert slate.scores == pytest.approx([log_weight[index] for index in slate.indices.tolist()], abs=1e-9)
     assert (np.diff(slate.scores) <= 0).all()
 
@@ -273,9 +273,9 @@ def test_popularity_counts_as_a_likelihood() -> None:
     popular = ItemRanking.in_order(Tier.POPULAR, dict(enumerate(shares)))
     student = ItemRanking(Tier.STUDENT, popular.indices, np.log(shares))
 
-    lists = [apply_rules([one], rules, KNOWN, 3, 12, one.tier) for one in (popular, student)]
+    lists = [apply_rules([ranking], rules, KNOWN, 3, 12, ranking.tier) for ranking in (popular, student)]
 
-    assert [chosen(one) for one in lists] == [[0, 2, 1]] * 2
+    assert [chosen(ruled) for ruled in lists] == [[0, 2, 1]] * 2
 
 
 @given(ROWS, st.lists(CLAUSES, min_size=1, max_size=3).map(tuple))
@@ -287,9 +287,11 @@ def test_blocks_hold_for_every_ranking(row: list[int], blocks: tuple[Condition, 
     masks = masks_for(request, (), ITEMS, expressions=KNOWN.expressions)
     pins = tuple(Pin(f"i{index}", index + 1) for index in range(NUM_ITEMS))
 
-    found = chosen(run(row, Rules(pins=pins), 12, known=replace(KNOWN, showable=masks.showable)))
+    listed = chosen(run(row, Rules(pins=pins), 12, known=replace(KNOWN, showable=masks.showable)))
 
-    assert sorted(found) == [index for index in range(NUM_ITEMS) if not any(slow_holds(one, index) for one in blocks)]
+    assert sorted(listed) == [
+        index for index in range(NUM_ITEMS) if not any(slow_holds(block, index) for block in blocks)
+    ]
 
 
 def test_an_item_that_is_newer_than_the_request_is_not_pinned() -> None:

@@ -64,10 +64,10 @@ UNITS = [f"u{number}" for number in range(2_000)]
 def in_variant(variant: str | None) -> str:
     """Return a user of this variant of `fresher`; None means a user outside the experiment."""
     fresher = parse_experiments(EXPERIMENTS).by_name["fresher"]
-    return next(one for one in UNITS if fresher.variant_of(one) == variant)
+    return next(unit for unit in UNITS if fresher.variant_of(unit) == variant)
 
 
-FRESH, CONTROL, OUTSIDE = (in_variant(one) for one in ("fresh", "control", None))
+FRESH, CONTROL, OUTSIDE = (in_variant(variant) for variant in ("fresh", "control", None))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ async def test_who_is_in_no_experiment_gets_the_surface_as_it_is(world: World) -
 async def test_replicas_and_restarts_assign_alike(world: World, tmp_path: Path, files: tuple[Path, Path]) -> None:
     """Gateways that share only the files give 2,000 users the same variants."""
     other = make_world(tmp_path / "bundles", surfaces_file=files[0], experiments_file=files[1])
-    finders = [one.plane.experiments for one in (world, other)]
+    finders = [replica.plane.experiments for replica in (world, other)]
 
     assigned = [[finder.find("home", unit).variant for unit in UNITS] for finder in finders]
 
@@ -221,16 +221,16 @@ def test_at_the_start_the_file_must_be_right_by_itself(files: tuple[Path, Path],
 
 async def test_an_experiment_that_loses_a_surface_is_suspended(world: World, files: tuple[Path, Path]) -> None:
     """Users of the experiment get the plain surface until its surface returns; other experiments continue."""
-    found, states = [], []
+    surfaces, states = [], []
     for text in (SURFACES.replace("[home-fresh.rules]", "[other.rules]"), SURFACES):
         files[0].write_text(text)
         world.plane._surfaces.refresh()
         world.plane.experiments.refresh()
-        found.append(world.plane.experiments.find("home", FRESH))
+        surfaces.append(world.plane.experiments.find("home", FRESH))
         states.append(world.metric("tailrace_experiments_file_state"))
 
-    assert [surface.deadline_ms for surface in found] == [500, 300]
-    assert found[0].variant in {"layout=a", "layout=b"}
+    assert [surface.deadline_ms for surface in surfaces] == [500, 300]
+    assert surfaces[0].variant in {"layout=a", "layout=b"}
     assert states == [FileState.OUTDATED, FileState.CURRENT]
 
 

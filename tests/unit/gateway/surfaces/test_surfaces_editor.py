@@ -148,7 +148,7 @@ def test_what_is_wrong_with_the_file_is_reported_with_its_text(editor: SurfacesE
 def test_a_boost_changes_one_weight_and_nothing_else(text: str, factors: list[tuple[str, float]]) -> None:
     """In any style of the file, an item's last factor applies, 1 removes the boost, and other content stays."""
     editor, before = SurfacesEditor(Surfaces(None)), parse_surfaces(text)["cart"]
-    wanted = {_eq_of(one): one.factor for one in before.rules.boosts or ()}
+    wanted = {_eq_of(boost): boost.factor for boost in before.rules.boosts or ()}
     changed = text
     for item_id, factor in factors:
         changed = editor.boosted(changed, "cart", item_id, factor)
@@ -157,7 +157,7 @@ def test_a_boost_changes_one_weight_and_nothing_else(text: str, factors: list[tu
             wanted[item_id] = factor
 
     after = parse_surfaces(changed)
-    assert {_eq_of(one): one.factor for one in after["cart"].rules.boosts or ()} == wanted
+    assert {_eq_of(boost): boost.factor for boost in after["cart"].rules.boosts or ()} == wanted
     assert (after["cart"].k, after["cart"].rules.caps) == (before.k, before.rules.caps)
     assert after["cart"].rules.diversity == before.rules.diversity
     assert after.keys() == parse_surfaces(text).keys()
@@ -200,16 +200,16 @@ def test_a_form_changes_its_fields_and_nothing_else(text: str, surface: str, edi
             continue
         plain = wanted.setdefault(surface, {})
         for name, value in fields.items():
-            place = plain if name in ("k", "deadline_ms", "tiers") else plain.setdefault("rules", {})
-            place[name] = value
+            table = plain if name in ("k", "deadline_ms", "tiers") else plain.setdefault("rules", {})
+            table[name] = value
             if not value:
-                del place[name]
+                del table[name]
 
-    found = tomllib.loads(changed)
-    for one in (*wanted.values(), *found.values()):
-        if not one.get("rules", True):
-            del one["rules"]
-    assert found == wanted
+    parsed = tomllib.loads(changed)
+    for entry in (*wanted.values(), *parsed.values()):
+        if not entry.get("rules", True):
+            del entry["rules"]
+    assert parsed == wanted
     assert changed.count("# who") == text.count("# who")
     form = editor.fields(changed, surface)
     assert {name: value for name, value in form.items() if value is not None} == {

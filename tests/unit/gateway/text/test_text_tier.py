@@ -41,16 +41,16 @@ async def test_the_last_places_are_kept_for_higher_priorities(
 ) -> None:
     """Requests beyond the priority's slots are rejected, and a released slot can be reused."""
     writing = [tier.write(request(priority=priority), "chat") for _ in range(num_places)]
-    for one in writing:
-        await anext(one)
+    for task in writing:
+        await anext(task)
 
     with pytest.raises(Overloaded):
         await all_of(tier, request(priority=priority))
     assert world.metric("tailrace_text_in_flight") == num_places
     await writing[0].aclose()
     assert len(await all_of(tier, request(priority=priority))) == 4
-    for one in writing:
-        await one.aclose()
+    for task in writing:
+        await task.aclose()
     assert world.metric("tailrace_text_in_flight") == 0
 
 
@@ -154,13 +154,13 @@ async def test_a_step_of_the_wall_clock_neither_ends_nor_prolongs_a_text(step_s:
     wall, late = Clock(), LateWriter()
     for deadline_s, texts in ((60.0, ["a", "b"]), (0.05, ["a", ""])):
         wanted = request(deadline_unix_s=wall.now_s + deadline_s)
-        found = []
+        pieces = []
         async with aclosing(in_time(late, wanted, wall, 0.0)) as events:
             async for event in events:
-                found += [event.text] if isinstance(event, TextPiece) else []
-                wall.now_s += step_s * (len(found) == 1)
+                pieces += [event.text] if isinstance(event, TextPiece) else []
+                wall.now_s += step_s * (len(pieces) == 1)
 
-        assert found == texts
+        assert pieces == texts
 
 
 async def test_a_violated_schema_is_counted(tier: TextTier, world: World, parrot: Parrot) -> None:

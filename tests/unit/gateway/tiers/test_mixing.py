@@ -35,12 +35,12 @@ async def test_a_tier_answers_with_the_mix_and_explains_it(
         await world.plane.explanations.flush()
 
         assert (answer.tier, [item.item_id for item in answer.items]) == (tier, first)
-        found = decode_explanation(world.shelf.records["r"], _FACT_NAMES).mixed
-        assert [item.item_id for item in found[:3]] == first
-        assert [item.score for item in found[:3]] == pytest.approx([math.exp(item.score) for item in answer.items])
-        for item in found:
+        mixed = decode_explanation(world.shelf.records["r"], _FACT_NAMES).mixed
+        assert [item.item_id for item in mixed[:3]] == first
+        assert [item.score for item in mixed[:3]] == pytest.approx([math.exp(item.score) for item in answer.items])
+        for item in mixed:
             assert sum(item.by_source.values()) == pytest.approx(item.score)
-        assert (found[0].by_source["model"] > 1e-9) == ("model" in weights)
+        assert (mixed[0].by_source["model"] > 1e-9) == ("model" in weights)
 
 
 async def test_a_tier_without_a_blend_serves_its_model(tmp_path: Path) -> None:

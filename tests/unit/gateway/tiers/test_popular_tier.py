@@ -51,8 +51,8 @@ def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> l
     """Return the first items of an old data set, some time after users touched one item."""
     counts = PopularityCounter(ListedItems(old.item_ids))
     for number in range(num_users):
-        place = LogPosition("t", 0, number)
-        counts.add(LoggedEvent(f"u{number}", old.item_ids[item], f"e{number}", NOW_MS * 1_000, place, "click", 1.0))
+        position = LogPosition("t", 0, number)
+        counts.add(LoggedEvent(f"u{number}", old.item_ids[item], f"e{number}", NOW_MS * 1_000, position, "click", 1.0))
     now_ms = NOW_MS + waited_ms
     row = PopularRow(partition=0, as_of_ms=now_ms, windows=counts.top(now_ms, 200))
     recent = merge_popularity([row], now_ms)

@@ -35,7 +35,7 @@ def ids(answer: Recommendation) -> list[str]:
 
 
 def _places(answer: Recommendation) -> dict[str, int]:
-    return {item_id: place for place, item_id in enumerate(ids(answer), 1)}
+    return {item_id: position for position, item_id in enumerate(ids(answer), 1)}
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ async def test_words_of_new_items_are_read_soon(tmp_path: Path) -> None:
         async def first(**fields: Any) -> str:
             return ids(await world.recommend("short", **fields))[0]
 
-        await until_answer(lambda: first(wish="a safari"), lambda found: found == "new")
-        await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda found: found == "new")
+        await until_answer(lambda: first(wish="a safari"), lambda item_id: item_id == "new")
+        await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda item_id: item_id == "new")
 
 
 async def test_changed_words_of_known_items_are_read_soon(tmp_path: Path) -> None:
@@ -175,11 +175,11 @@ async def test_changed_words_of_known_items_are_read_soon(tmp_path: Path) -> Non
         async def first(**fields: Any) -> str:
             return ids(await world.recommend("short", **fields))[0]
 
-        await until_answer(lambda: first(wish="a safari"), lambda found: found == "i09")
-        await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda found: found == "i09")
+        await until_answer(lambda: first(wish="a safari"), lambda item_id: item_id == "i09")
+        await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda item_id: item_id == "i09")
         live.apply([("i09", None)])
         live.apply([("i09", ItemState(item_id="i09"))])
-        await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda found: found != "i09")
+        await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda item_id: item_id != "i09")
 
 
 async def test_joiners_within_words_are_printable(door: Door, world: World) -> None:
@@ -260,10 +260,10 @@ async def test_no_wish_is_logged_counted_or_recorded(world: World) -> None:
         await world.plane.explanations.flush()
 
     metrics = list(world.registry.collect())
-    kept = [repr(one) for one in (lines, world.impressions.records, world.shelf.records, metrics)]
+    kept = [repr(source) for source in (lines, world.impressions.records, world.shelf.records, metrics)]
     assert world.impressions.records
     assert world.shelf.records
-    assert all(secret not in one for one in kept)
+    assert all(secret not in text for text in kept)
 
 
 async def test_an_explanation_shows_the_list_without_and_with_the_wish(world: World) -> None:
@@ -273,13 +273,13 @@ async def test_an_explanation_shows_the_list_without_and_with_the_wish(world: Wo
     after = await world.recommend("short", request_id="wished", k=3, wish="a comedy")
     await world.plane.explanations.flush()
 
-    found = await world.plane.explanations.find("wished")
+    explanation = await world.plane.explanations.find("wished")
 
-    places = {one.item_id: (one.before, one.after) for one in found.wished}
-    assert {item: place for item, (place, _) in places.items() if place} == _places(before)
-    assert {item: place for item, (_, place) in places.items() if place} == _places(after)
-    assert found.understood is not None
-    assert found.understood.must == ("Comedy",)
+    places = {item.item_id: (item.before, item.after) for item in explanation.wished}
+    assert {item: position for item, (position, _) in places.items() if position} == _places(before)
+    assert {item: position for item, (_, position) in places.items() if position} == _places(after)
+    assert explanation.understood is not None
+    assert explanation.understood.must == ("Comedy",)
 
 
 @pytest.mark.parametrize(

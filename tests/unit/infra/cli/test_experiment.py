@@ -50,11 +50,11 @@ def test_report_in_three_forms(table: Path, tmp_path: Path) -> None:
     done = tailrace("report", table, "--experiment", "fresher", "--experiments", file, "--segment", "surface", *out)
 
     assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "r.json").read_text())
-    clicks = f"{found['differences'][0]['estimate']:+.4g}"
+    report = json.loads((tmp_path / "r.json").read_text())
+    clicks = f"{report['differences'][0]['estimate']:+.4g}"
     assert clicks in done.output
     assert clicks in (tmp_path / "r.md").read_text()
-    assert found["mismatch"]["shares"] == {"control": 0.5, "fresh": 0.5}
+    assert report["mismatch"]["shares"] == {"control": 0.5, "fresh": 0.5}
     assert (tmp_path / "r-clicks.png").exists()
 
 

@@ -61,9 +61,9 @@ def test_a_state_folder_that_cannot_be_made_is_named(
 def test_the_error_begins_with_the_source_of_the_path(words: list[str], path: str, number: int, named: str) -> None:
     """The longest matching argument or setting is named."""
     error = OSError(number, os.strerror(number), str(Path(path).absolute()) if "/" in path else path)
-    found = described(error, words, {"TAILRACE_STATE_DIR": Path("/state"), "TAILRACE_CACHE_DIR": Path("/cache")})
+    text = described(error, words, {"TAILRACE_STATE_DIR": Path("/state"), "TAILRACE_CACHE_DIR": Path("/cache")})
 
-    assert (found or "").startswith(named) or (found or "").startswith(str(Path.cwd() / named))
+    assert (text or "").startswith(named) or (text or "").startswith(str(Path.cwd() / named))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_new_key_is_printed_once_and_only_its_hash_is_kept(path: Path) -> None
     assert stored is not None
     assert (stored.scopes, stored.priority) == ({Scope.RECOMMEND, Scope.EVENTS}, Priority.HIGH)
     assert (stored.rate_per_s, stored.burst, stored.daily_quota, stored.max_k) == (50, 100, 9, 20)
-    assert [one.sha256 for one in stored.hashes] == [hash_of(key)]
+    assert [key_hash.sha256 for key_hash in stored.hashes] == [hash_of(key)]
     assert stored.hashes[0].expires_at is not None
     assert re.search(rf"shop\s+events recommend\s+high\s+50\s.*{hash_of(key)[:8]}", listed.stdout), listed.stdout
     assert key not in path.read_text() + listed.output

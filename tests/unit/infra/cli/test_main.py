@@ -108,7 +108,7 @@ def test_status_down_and_doctor_without_a_stack(tailrace: Run) -> None:
     status, down, doctor = tailrace("status"), tailrace("down"), tailrace("doctor")
 
     assert (status.code, down.code) == (1, 0)
-    assert all("no stack runs" in one.out for one in (status, down))
+    assert all("no stack runs" in result.out for result in (status, down))
     for check in ("Python", "cores", "free memory", "free disk", "state folder", "/dev/shm", "servers", "port"):
         assert check in doctor.out
 
@@ -122,7 +122,7 @@ def test_bundles_are_listed_promoted_and_rolled_back(tailrace: Run, store: Bundl
     refused = tailrace("promote", "v2")
     forward = tailrace("promote", "v2", "--force")
 
-    states = [[line.split(" v")[0].strip() for line in one.out.splitlines()[2:4]] for one in (listed, after)]
+    states = [[line.split(" v")[0].strip() for line in result.out.splitlines()[2:4]] for result in (listed, after)]
     assert states == [["previous, reference", "live"], ["live, reference", "withdrawn"]]
     assert all(number in listed.out for number in ("0.1110", "0.2220", "ml-100k"))
     assert (back.out, live_after_rollback) == ("v1 is live; v2 is withdrawn\n", "v1")
@@ -245,7 +245,7 @@ def test_a_person_moves_the_reference(tailrace: Run, store: BundleStore, tmp_pat
     assert "v2 was the reference: now v1 is; `tailrace bundles reference VERSION` sets another" in back.out
     assert (refused.code, "it cannot be the reference; name another" in refused.err) == (1, True)
     audit = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
-    assert [one["act"] for one in audit if one.get("version") == "v2"][:1] == ["reference"]
+    assert [entry["act"] for entry in audit if entry.get("version") == "v2"][:1] == ["reference"]
 
 
 def test_two_bundles_are_compared(tailrace: Run, publish: Callable[..., None]) -> None:

@@ -38,30 +38,30 @@ def test_each_option_is_declared_once_and_shown_with_its_default(
     """The help has a row for each field: its names, the first words of its text, and its default."""
     monkeypatch.setenv("COLUMNS", "600")
     rows = tailrace(*command.split(), "--help").out.splitlines()
-    declared = [one for kind in COMMANDS[command] for one in options_of(kind)]
+    declared = [declaration for kind in COMMANDS[command] for declaration in options_of(kind)]
 
-    names = Counter(name for one in declared for name in one.names)
+    names = Counter(name for declaration in declared for name in declaration.names)
     assert max(names.values()) == 1, names.most_common(1)
-    for one in declared:
+    for declaration in declared:
         (row,) = [
             row
             for row in rows
-            if re.search(rf"(?<![\w-]){one.names[0]}\b(?!-).*{re.escape(one.option.help[:25])}", row)
+            if re.search(rf"(?<![\w-]){declaration.names[0]}\b(?!-).*{re.escape(declaration.option.help[:25])}", row)
         ]
-        default = one.field.default
-        if one.option.shown:
-            assert f"[default: ({one.option.shown})]" in row
+        default = declaration.field.default
+        if declaration.option.shown:
+            assert f"[default: ({declaration.option.shown})]" in row
         elif (isinstance(default, int | float) and not isinstance(default, bool)) or (
             isinstance(default, str) and default
         ):
             assert f"[default: {default}]" in row
-        elif one.is_required:
+        elif declaration.is_required:
             assert "[required]" in row
 
 
 def test_no_option_of_training_is_declared_twice() -> None:
     """Classes that share a command share no field, so a value has a single declaration."""
-    fields = [one.field.name for kind in COMMANDS["pipeline"] for one in options_of(kind)]
+    fields = [declaration.field.name for kind in COMMANDS["pipeline"] for declaration in options_of(kind)]
 
     assert [name for name, number in Counter(fields).items() if number > 1] == []
 

@@ -34,7 +34,7 @@ def test_one_rank_is_at_the_top_of_the_file_too(tmp_path: Path, traces: list[str
 
     printed = run("train", "--trace", traces[0], "--json", str(out))
 
-    found = json.loads(out.read_text())
+    profile = json.loads(out.read_text())
     parts = {
         "span_us": 10_000,
         "compute_us": 5_000,
@@ -42,9 +42,9 @@ def test_one_rank_is_at_the_top_of_the_file_too(tmp_path: Path, traces: list[str
         "copy_exposed_us": 1_000,
         "idle_us": 0,
     }
-    assert {name: found[name] for name in parts} == parts
-    assert found["bottleneck"] == "communication"
-    assert printed.splitlines()[-1] == found["sentence"]
+    assert {name: profile[name] for name in parts} == parts
+    assert profile["bottleneck"] == "communication"
+    assert printed.splitlines()[-1] == profile["sentence"]
     assert printed.count("%") >= 8
 
 

@@ -27,11 +27,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BundleStore:
 
 def tailrace(*words: str) -> str:
     """Run the command and return its output. Raises its TailraceError."""
-    found = CliRunner().invoke(app, ["release", *words])
-    if isinstance(found.exception, TailraceError):
-        raise found.exception
-    assert found.exit_code == 0, found.output
-    return found.output
+    result = CliRunner().invoke(app, ["release", *words])
+    if isinstance(result.exception, TailraceError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_stages_have_a_share_and_a_time() -> None:

@@ -28,17 +28,17 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def listed(*words: str) -> dict[str, dict[str, Any]]:
     """Return the settings that match these words, by variable."""
     done = CliRunner().invoke(app, ["settings", "--json", *words])
-    return {one["variable"]: one for one in json.loads(done.stdout)["settings"]}
+    return {setting["variable"]: setting for setting in json.loads(done.stdout)["settings"]}
 
 
 def test_every_setting_is_listed_with_its_meaning() -> None:
     """Every setting is listed with a sentence that describes it, within 80 columns."""
-    found = listed()
+    settings = listed()
     command = [sys.executable, "-m", "infra.cli.main", "settings"]
     lines = subprocess.check_output(command, text=True, env=os.environ | {"COLUMNS": "80"}).splitlines()
 
-    assert found.keys() == {f"TAILRACE_{name.upper()}" for name in Settings.model_fields}
-    assert [one["variable"] for one in found.values() if not one["meaning"].endswith(".")] == []
+    assert settings.keys() == {f"TAILRACE_{name.upper()}" for name in Settings.model_fields}
+    assert [setting["variable"] for setting in settings.values() if not setting["meaning"].endswith(".")] == []
     assert max(len(line) for line in lines if "STATE_DIR" not in line) <= 80
 
 
@@ -48,11 +48,11 @@ def test_a_value_has_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     stack_file = StackFile(tmp_path)
     stack_file.claim()
     stack_file.write_ports({**ports_of(Settings()), "redis_port": 6_390})
-    found = listed("port")
+    settings = listed("port")
     shown = CliRunner().invoke(app, ["settings", "grpc_port"]).stdout
     stack_file.release()
 
-    by_name = {name: (one["value"], one["source"], one["default"]) for name, one in found.items()}
+    by_name = {name: (setting["value"], setting["source"], setting["default"]) for name, setting in settings.items()}
     assert by_name["TAILRACE_GRPC_PORT"] == (9_010, "environment", 9_000)
     assert by_name["TAILRACE_REDIS_PORT"] == (6_390, RECORDED, 6_379)
     assert listed("port")["TAILRACE_REDIS_PORT"]["source"] == "default"

@@ -90,10 +90,10 @@ def test_a_deletion_outside_of_the_stack_ends_the_calls_and_says_where_to_repeat
     files = path, tmp_path / "keys.json"
 
     outcomes = [
-        (tailrace("tenants", "delete", "acme", "--yes"), [one.stat().st_mtime_ns for one in files]) for _ in range(2)
+        (tailrace("tenants", "delete", "acme", "--yes"), [file.stat().st_mtime_ns for file in files]) for _ in range(2)
     ]
 
     assert [(done.exit_code, "repeat it where" in str(done.exception)) for done, _ in outcomes] == [(1, True)] * 2
     assert outcomes[0][1] == outcomes[1][1]
-    assert [one.state for one in read_tenants(path).tenants] == [TenantState.DELETED]
+    assert [tenant.state for tenant in read_tenants(path).tenants] == [TenantState.DELETED]
     assert read_keys(tmp_path / "keys.json").keys == ()

@@ -38,11 +38,11 @@ def default_of(value: Any) -> str:
 
 def mounted(name: str) -> dict[str, tuple[str, str]]:
     """Return a service's mounts: path and mode by source."""
-    found = {}
+    mounts = {}
     for volume in SERVICES[name].get("volumes", []):
-        source, place, *mode = volume.split(":")
-        found[source] = (place, mode[0] if mode else "rw")
-    return found
+        source, target, *mode = volume.split(":")
+        mounts[source] = (target, mode[0] if mode else "rw")
+    return mounts
 
 
 @pytest.mark.parametrize("name", sorted(OURS - {"keys", "edge"}))
@@ -65,7 +65,9 @@ def test_the_page_s_override_for_many_names_and_tenants_is_valid(name: str, monk
     if name in ("serve", "standby", "worker"):
         assert (settings.served_names, settings.llm_memory_gib) == (("default", "fr", "acme.default"), 4.0)
     if settings.tenants_file is not None and name != "worker":
-        folders = [place for source, place, *_ in (one.split(":") for one in volumes) if source == "doors-secret"]
+        folders = [
+            target for source, target, *_ in (volume.split(":") for volume in volumes) if source == "doors-secret"
+        ]
         assert folders == [str(settings.tenants_file.parent)]
 
 
@@ -98,7 +100,11 @@ def test_networks_lead_only_where_they_must() -> None:
         assert all(port.startswith("127.0.0.1:") for port in published), name
         assert bool(published) == (name in {"edge", "prometheus", "grafana"}), name
     assert all(SERVICES[name]["networks"] == ["data"] for name in ("redis", "kafka", "s3"))
-    assert {name for name, one in FILE["networks"].items() if one == {"internal": True}} >= {"data", "watch", "doors"}
+    assert {name for name, network in FILE["networks"].items() if network == {"internal": True}} >= {
+        "data",
+        "watch",
+        "doors",
+    }
     assert SERVICES["edge"]["command"] == ["edge", "--ray-host", "serve", "--standby-host", "standby"]
     assert all("doors" in SERVICES[name]["networks"] for name in ("edge", "serve", "standby"))
     assert "data" not in SERVICES["edge"]["networks"]
@@ -114,13 +120,13 @@ def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
         text = yaml.safe_dump({key: value for key, value in service.items() if key != "volumes"})
         for path in set(re.findall(r"/secrets/[\w./]+", text)):
             assert path in made, path
-            assert path.rpartition("/")[0] in {place for place, _ in mounted(name).values()}, (name, path)
+            assert path.rpartition("/")[0] in {target for target, _ in mounted(name).values()}, (name, path)
 
 
 @pytest.mark.parametrize("name", ["serve", "serve-gpu", "standby"])
 def test_gateways_follow_the_files_of_a_mounted_folder(name: str, tmp_path: Path) -> None:
     """The mounted default folder has both files, which change nothing; with their examples enabled they are valid."""
-    (source,) = [one for one in SERVICES[name]["volumes"] if one.endswith(":/surfaces:ro")]
+    (source,) = [volume for volume in SERVICES[name]["volumes"] if volume.endswith(":/surfaces:ro")]
     folder = ROOT / default_of(source.removesuffix(":/surfaces:ro"))
     paths = [SERVICES[name]["environment"][f"TAILRACE_{kind}_FILE"] for kind in ("SURFACES", "EXPERIMENTS")]
     texts = [(folder / Path(path).relative_to("/surfaces")).read_text() for path in paths]
@@ -135,9 +141,9 @@ def test_gateways_follow_the_files_of_a_mounted_folder(name: str, tmp_path: Path
         experiments = RunningExperiments(files[1], surfaces)
         experiments.refresh()
         assert ([*surfaces.in_force], [*read_experiments(files[1]).by_name]) == names
-    assert "hurried" in {one.variant for unit in range(200) for one in experiments.assigned(str(unit))["cart"][1]}, (
-        "the experiment fits the surfaces"
-    )
+    assert "hurried" in {
+        assignment.variant for unit in range(200) for assignment in experiments.assigned(str(unit))["cart"][1]
+    }, "the experiment fits the surfaces"
 
 
 def test_the_object_store_is_optional_and_all_that_read_bundles_find_it() -> None:
@@ -221,7 +227,7 @@ def test_the_build_context_is_what_the_image_runs() -> None:
 def is_in_context(path: str) -> bool:
     """Return whether .dockerignore includes a file: the last pattern that matches it or a parent folder decides."""
     is_in = True
-    names = [str(one) for one in (Path(path), *Path(path).parents)][:-1]
+    names = [str(parent) for parent in (Path(path), *Path(path).parents)][:-1]
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         pattern = line.removeprefix("!")
         anywhere = pattern.removeprefix("**/")

@@ -33,7 +33,7 @@ def test_secrets_are_made_once_and_those_of_servers_match_those_of_clients(tmp_p
     assert password not in made["redis/users.acl"]
     assert f'user_tailrace="{made["kafka/password"]}";' in made["kafka/jaas.conf"]
     assert (stored.id, stored.scopes) == (OPERATOR, frozenset(Scope))
-    assert [one.sha256 for one in stored.hashes] == [hash_of(key)]
+    assert [key_hash.sha256 for key_hash in stored.hashes] == [hash_of(key)]
     assert key not in made["doors/keys.json"]
     assert read_tenants(tmp_path / "doors" / "tenants.json").tenants == ()
     assert stat.S_IMODE((tmp_path / "keys" / "operator.key").stat().st_mode) == 0o600

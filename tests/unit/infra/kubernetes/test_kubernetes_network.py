@@ -51,18 +51,18 @@ def open_ports(
 ) -> set[int]:
     """Return the ports on which pods with labels `own` may accept (ingress) or open (egress) connections."""
     policies = [
-        one["spec"]
-        for one in find(things, "NetworkPolicy")
-        if matches(one["spec"]["podSelector"], own) and way.capitalize() in one["spec"]["policyTypes"]
+        policy["spec"]
+        for policy in find(things, "NetworkPolicy")
+        if matches(policy["spec"]["podSelector"], own) and way.capitalize() in policy["spec"]["policyTypes"]
     ]
     assert policies, "no policy selects the pod, so that all would be allowed"
-    found: set[int] = set()
+    ports: set[int] = set()
     for rule in (rule for spec in policies for rule in spec.get(way, ())):
         peers = rule.get("from" if way == "ingress" else "to")
         if peers is None or any(is_peer(peer, namespace, labels) for peer in peers):
-            ranges = [(one["port"], one.get("endPort", one["port"])) for one in rule.get("ports", ())]
-            found |= {port for port in among if not ranges or any(first <= port <= last for first, last in ranges)}
-    return found
+            ranges = [(port["port"], port.get("endPort", port["port"])) for port in rule.get("ports", ())]
+            ports |= {port for port in among if not ranges or any(first <= port <= last for first, last in ranges)}
+    return ports
 
 
 @pytest.mark.parametrize("namespace", OPEN_TO)
@@ -93,10 +93,10 @@ def test_only_the_edge_reaches_the_ingress_and_only_both_the_standby(
     things: list[dict[str, Any]], caller: str, callee: str, ports: set[int]
 ) -> None:
     """The edge reaches the ingress and standby but not store or broker; Ray's HAProxy also reaches the standby."""
-    one, other, edge = (pod_of(things, f"tailrace-{name}").labels for name in (caller, callee, "edge"))
+    source, other, edge = (pod_of(things, f"tailrace-{name}").labels for name in (caller, callee, "edge"))
 
-    assert open_ports(things, "ingress", other, "tailrace", one, INGRESS | STANDBY) == ports
-    assert not ports or open_ports(things, "egress", one, "tailrace", other, INGRESS | STANDBY) == ports
+    assert open_ports(things, "ingress", other, "tailrace", source, INGRESS | STANDBY) == ports
+    assert not ports or open_ports(things, "egress", source, "tailrace", other, INGRESS | STANDBY) == ports
     assert open_ports(things, "egress", edge, "stranger", STRANGERS, {6379, 9092, 443}) == set()
     assert open_ports(things, "egress", edge, "kube-system", DNS, {53}) == {53}
 
@@ -109,7 +109,7 @@ def test_egress_is_to_the_ports_of_the_addresses(things: list[dict[str, Any]]) -
     wanted = {settings.redis_port, *map(int, kafka), int(ray.rpartition(":")[2])}
     (rule,) = the(things, "NetworkPolicy", "tailrace-dependencies")["spec"]["egress"]
 
-    assert {one["port"] for one in rule["ports"]} == wanted
+    assert {port["port"] for port in rule["ports"]} == wanted
     assert settings.otlp_endpoint == "", "no collector is required"
 
 

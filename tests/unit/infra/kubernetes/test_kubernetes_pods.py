@@ -21,14 +21,14 @@ def test_every_pod_is_confined(things: Things) -> None:
     assert the(things, "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     for pod in pods(things):
         assert pod.spec["enableServiceLinks"] is False, pod.name
-        assert all(one["securityContext"]["readOnlyRootFilesystem"] for one in pod.containers()), pod.name
+        assert all(container["securityContext"]["readOnlyRootFilesystem"] for container in pod.containers()), pod.name
 
 
 def test_no_runtime_makes_a_folder_within_a_volume(things: Things) -> None:
     """A mount below another is its direct child: a runtime makes missing folders between them as root, closed to us."""
     for pod in pods(things):
         for container in pod.containers():
-            paths = {Path(one["mountPath"]) for one in container.get("volumeMounts", ())}
+            paths = {Path(mount["mountPath"]) for mount in container.get("volumeMounts", ())}
             between = {path.parent for path in paths if paths.intersection(path.parents)} - paths
             assert not between, (pod.name, container["name"], between)
 
@@ -43,10 +43,10 @@ def test_every_reference_resolves(overlay: str, things: Things) -> None:
 @pytest.mark.parametrize(
     ("upon", "component"),
     [
-        *(("dev", one) for one in ("text", "train-workers", "vllm")),
+        *(("dev", component) for component in ("text", "train-workers", "vllm")),
         ("prod", "object-store"),
-        *(("prod", one) for one in ("text", "train-workers", "vllm")),
-        *(("gpu", one) for one in ("text", "text-gpu", "train-workers")),
+        *(("prod", component) for component in ("text", "train-workers", "vllm")),
+        *(("gpu", component) for component in ("text", "text-gpu", "train-workers")),
     ],
 )
 @pytest.mark.parametrize("is_inside", [False, True])
@@ -56,7 +56,7 @@ def test_every_reference_of_a_component_resolves(upon: str, component: str, is_i
     things = with_component(upon, component, tmp_path, is_inside=is_inside, namespace=namespace)
 
     assert unresolved(things) == []
-    assert {one["image"].split(":")[0] for pod in pods(things) for one in pod.containers()} >= {"tailrace"}
+    assert {container["image"].split(":")[0] for pod in pods(things) for container in pod.containers()} >= {"tailrace"}
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_an_unresolved_reference_is_found(change: Callable[[Things], object], co
 def on_claim(pod: Pod, container: str, path: Path) -> tuple[str, str] | None:
     """Return the claim that holds a container's path and the path within it, or None."""
     claims = {
-        one["name"]: one["persistentVolumeClaim"]["claimName"]
-        for one in pod.spec["volumes"]
-        if "persistentVolumeClaim" in one
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod.spec["volumes"]
+        if "persistentVolumeClaim" in volume
     }
-    mounts = [one for one in pod.container(container)["volumeMounts"] if path.is_relative_to(one["mountPath"])]
-    mount = max(mounts, key=lambda one: len(one["mountPath"]))
+    mounts = [mount for mount in pod.container(container)["volumeMounts"] if path.is_relative_to(mount["mountPath"])]
+    mount = max(mounts, key=lambda mount: len(mount["mountPath"]))
     if mount["name"] not in claims:
         return None
     within = Path(mount.get("subPath", ".")) / path.relative_to(mount["mountPath"])
@@ -102,7 +102,7 @@ def on_claim(pod: Pod, container: str, path: Path) -> tuple[str, str] | None:
 def shared_paths(settings: Settings) -> set[Path]:
     """Return the paths where a worker erases users."""
     files = erasing_files(settings, {})
-    return {value for one in fields(files) if isinstance(value := getattr(files, one.name), Path)}
+    return {value for field in fields(files) if isinstance(value := getattr(files, field.name), Path)}
 
 
 def test_a_worker_sees_every_store_of_a_receipt_where_the_pipeline_writes_it(things: Things) -> None:
@@ -111,13 +111,13 @@ def test_a_worker_sees_every_store_of_a_receipt_where_the_pipeline_writes_it(thi
     settings = settings_of(things, worker.container("worker"))
 
     for path in shared_paths(settings):
-        place = on_claim(worker, "worker", path)
-        assert place is not None, path
-        assert place == on_claim(train, "pipeline", path), path
+        claim = on_claim(worker, "worker", path)
+        assert claim is not None, path
+        assert claim == on_claim(train, "pipeline", path), path
     for name, container in (("tailrace-gateways", "ray-worker"), ("tailrace-standby", "standby")):
-        place = on_claim(pod_of(things, name), container, settings.items_snapshot)
-        assert place is not None
-        assert place == on_claim(worker, "worker", settings.items_snapshot)
+        claim = on_claim(pod_of(things, name), container, settings.items_snapshot)
+        assert claim is not None
+        assert claim == on_claim(worker, "worker", settings.items_snapshot)
 
 
 def test_compose_mounts_the_whole_state_where_users_are_erased_and_items_are_read() -> None:
@@ -126,4 +126,4 @@ def test_compose_mounts_the_whole_state_where_users_are_erased_and_items_are_rea
     for name in ("worker", "pipeline", "prepare"):
         assert "state:/state" in services[name]["volumes"], name
     for name in ("serve", "standby"):
-        assert any(one.startswith("state:/state") for one in services[name]["volumes"]), name
+        assert any(volume.startswith("state:/state") for volume in services[name]["volumes"]), name

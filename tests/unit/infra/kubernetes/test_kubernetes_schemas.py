@@ -12,7 +12,7 @@ from tests.support.manifests import VERSIONS, complaints, pod_of, the, with_comp
 def test_every_object_is_valid(things: list[dict[str, Any]], version: str) -> None:
     """All objects of an overlay match their schemas; unknown fields are errors."""
     assert len(things) > 15
-    assert [found for thing in things for found in complaints(thing, version)] == []
+    assert [complaint for thing in things for complaint in complaints(thing, version)] == []
 
 
 @pytest.mark.parametrize(("upon", "component"), [("dev", "text"), ("gpu", "text-gpu"), ("prod", "train-workers")])
@@ -20,7 +20,7 @@ def test_a_component_leaves_every_object_valid(upon: str, component: str, tmp_pa
     """All objects remain valid with a component added to an overlay."""
     things = with_component(upon, component, tmp_path)
 
-    assert [found for thing in things for found in complaints(thing, VERSIONS[-1])] == []
+    assert [complaint for thing in things for complaint in complaints(thing, VERSIONS[-1])] == []
 
 
 def test_the_training_job_has_a_cluster_of_its_own_with_a_pod_a_rank(tmp_path: Path) -> None:

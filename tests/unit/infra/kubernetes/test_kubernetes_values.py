@@ -32,7 +32,7 @@ from tests.support.manifests import (
 
 Things = list[dict[str, Any]]
 
-OURS = {f"tailrace-{one}" for one in ("head", "gateways", "llm", "edge", "standby", "stream", "train", "precompute")}
+OURS = {f"tailrace-{name}" for name in ("head", "gateways", "llm", "edge", "standby", "stream", "train", "precompute")}
 SET_FOR_THIS_MACHINE = re.compile(
     r"RAY_AUTH|RAY_ENABLE|RAY_INGRESS|_LOC$|_PATH$|_SERVER_STATE_|_PORT$|_CONCURRENCY$", re.IGNORECASE
 )
@@ -44,7 +44,7 @@ def test_images_can_be_given_by_digest(overlay: str, tmp_path: Path) -> None:
     for file in (tmp_path / "infra/kubernetes").rglob("kustomization.yaml"):
         file.write_text(re.sub(r"newTag: [\w.-]+", f"digest: sha256:{'0' * 64}", file.read_text()))
     things = parse(rendered_text(tmp_path / "infra/kubernetes/overlays" / overlay))
-    images = {one["image"] for pod in pods(things) if pod.name in OURS for one in pod.containers()}
+    images = {container["image"] for pod in pods(things) if pod.name in OURS for container in pod.containers()}
 
     assert images == {f"tailrace@sha256:{'0' * 64}"}
 
@@ -54,7 +54,9 @@ def test_every_container_loads_its_settings(things: Things, monkeypatch: pytest.
     for key in [key for key in os.environ if key.startswith("TAILRACE_")]:
         monkeypatch.delenv(key)
     for pod in [pod for pod in pods(things) if pod.name in OURS]:
-        for container in [one for one in pod.containers() if one["name"] != "log"]:  # it copies a file
+        for container in [
+            container for container in pod.containers() if container["name"] != "log"
+        ]:  # it copies a file
             with monkeypatch.context() as context:
                 for key, value in environment(things, container).items():
                     context.setenv(key, value)
@@ -68,13 +70,13 @@ def test_surfaces_and_experiments_are_files_of_a_config_map_that_may_be_missing(
     """Every pod that may run a gateway mounts the files at the paths documented for the settings."""
     pod = pod_of(things, f"tailrace-{name}")
     (source,) = [
-        (volume["name"], one["configMap"])
+        (volume["name"], projection["configMap"])
         for volume in pod.spec["volumes"]
-        for one in volume.get("projected", {}).get("sources", ())
-        if "configMap" in one
+        for projection in volume.get("projected", {}).get("sources", ())
+        if "configMap" in projection
     ]
-    (mount,) = [one for one in pod.containers()[0]["volumeMounts"] if one["name"] == source[0]]
-    files = {one["key"]: f"{mount['mountPath']}/{one['path']}" for one in source[1]["items"]}
+    (mount,) = [mount for mount in pod.containers()[0]["volumeMounts"] if mount["name"] == source[0]]
+    files = {item["key"]: f"{mount['mountPath']}/{item['path']}" for item in source[1]["items"]}
     page = (ROOT / "docs/kubernetes.md").read_text()
 
     assert (source[1]["name"], source[1]["optional"], mount["readOnly"]) == ("tailrace-surfaces", True, True)
@@ -96,7 +98,7 @@ def test_ports_are_those_of_the_settings(things: Things) -> None:
 
     for name, service in (("edge", "doors"), ("gateways", "ray"), ("standby", "standby")):
         containers = pod_of(things, f"tailrace-{name}").containers()
-        given = {port["name"]: port["containerPort"] for one in containers for port in one.get("ports", ())}
+        given = {port["name"]: port["containerPort"] for container in containers for port in container.get("ports", ())}
         ports = the(things, "Service", f"tailrace-{service}")["spec"]["ports"]
         assert {**expected[name], "node-metrics": settings.metrics_port}.items() <= given.items()
         assert {port["targetPort"]: port["port"] for port in ports} == expected[name]
@@ -125,9 +127,9 @@ def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
     """Replicas fit the pods' resources, each pod gets a replica, and gateways know the maximum replica count."""
     groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     config = ServeDeploySchema.model_validate(serve_config(things))
-    deployments = {one.name: one for one in config.applications[0].deployments}
+    deployments = {deployment.name: deployment for deployment in config.applications[0].deployments}
     for group, name in (("gateways", "Gateway"), ("llm", "llm")):
-        (num_pods,) = [one["minReplicas"] for one in groups if one["groupName"] == group]
+        (num_pods,) = [worker_group["minReplicas"] for worker_group in groups if worker_group["groupName"] == group]
         assert deployments[name].autoscaling_config["min_replicas"] >= num_pods, group
     for group in groups:
         requested = group["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"]
@@ -137,8 +139,9 @@ def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
             key = resource.replace("_", "-")
             given = sum(int(group["rayStartParams"].get(key, 0)) * group[f"{bound}Replicas"] for group in groups)
             wanted = sum(
-                one.autoscaling_config[f"{bound}_replicas"] * (getattr(one.ray_actor_options, resource) or 0)
-                for one in deployments.values()
+                deployment.autoscaling_config[f"{bound}_replicas"]
+                * (getattr(deployment.ray_actor_options, resource) or 0)
+                for deployment in deployments.values()
             )
             assert wanted <= given, (bound, resource)
             assert bool(given) == (resource == "num_cpus" or overlay == "gpu")

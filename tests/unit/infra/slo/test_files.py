@@ -56,7 +56,9 @@ def test_every_metric_is_used() -> None:
     for name in exported():
         families[re.sub(r"_(bucket|count|sum)$", "", name)].add(name)
 
-    assert [one for one, names in families.items() if not names & used and not re.search(rf"\b{one}\b", pages)] == []
+    assert [
+        family for family, names in families.items() if not names & used and not re.search(rf"\b{family}\b", pages)
+    ] == []
 
 
 def test_bounds_are_bucket_borders() -> None:
@@ -64,8 +66,8 @@ def test_bounds_are_bucket_borders() -> None:
     borders = bucket_borders()
     bounds = [
         (term.selector.metric, *term.selector.match["le"])
-        for one in load_objectives().objectives
-        for term in one.sli.bad_terms
+        for objective in load_objectives().objectives
+        for term in objective.sli.bad_terms
         if "le" in term.selector.match
     ]
 

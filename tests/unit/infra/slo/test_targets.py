@@ -13,7 +13,7 @@ PORT = Settings.model_construct().metrics_port
 def targets_of(name: str) -> set[str]:
     """Return the targets of the `tailrace` job in a configuration."""
     jobs = yaml.safe_load((ROOT / f"infra/prometheus/{name}").read_text())["scrape_configs"]
-    (job,) = [one for one in jobs if one["job_name"] == "tailrace"]
+    (job,) = [job for job in jobs if job["job_name"] == "tailrace"]
     return {target for config in job["static_configs"] for target in config["targets"]}
 
 
@@ -21,11 +21,13 @@ def test_compose_scrapes_each_service_with_metrics() -> None:
     """Prometheus scrapes the services whose health check uses the metrics endpoint, and shares a network with them."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     with_metrics = {
-        name: one for name, one in services.items() if f"http:{PORT}/healthz" in one["healthcheck"].get("test", ())
+        name: service
+        for name, service in services.items()
+        if f"http:{PORT}/healthz" in service["healthcheck"].get("test", ())
     }
 
     assert targets_of("prometheus.yml") == {f"{name}:{PORT}" for name in with_metrics.keys() - {"serve-gpu"}}
-    assert all("watch" in one["networks"] for one in with_metrics.values())
+    assert all("watch" in service["networks"] for service in with_metrics.values())
     assert services["serve-gpu"]["networks"]["watch"] == {"aliases": ["serve"]}, "it is scraped under that name"
 
 
@@ -33,15 +35,17 @@ def test_compose_scrapes_each_service_with_metrics() -> None:
 def test_kubernetes_scrapes_every_pod_that_stays(overlay: str) -> None:
     """A PodMonitor selects the pod, and the monitored port exists."""
     things = render(overlay)
-    monitors = [one["spec"] for one in find(things, "PodMonitor")]
-    jobs = {one["metadata"]["name"] for kind in ("CronJob", "Job") for one in find(things, kind)}
+    monitors = [monitor["spec"] for monitor in find(things, "PodMonitor")]
+    jobs = {job["metadata"]["name"] for kind in ("CronJob", "Job") for job in find(things, kind)}
     for pod in pods(things):
         if pod.labels.get("app.kubernetes.io/name") != "tailrace" or pod.name in jobs:
             continue
         wanted = {
             end["port"]
-            for one in monitors
-            if matches(one["selector"], pod.labels)
-            for end in one["podMetricsEndpoints"]
+            for monitor in monitors
+            if matches(monitor["selector"], pod.labels)
+            for end in monitor["podMetricsEndpoints"]
         }
-        assert wanted & {port["name"] for one in pod.containers() for port in one.get("ports", ())}, pod.name
+        assert wanted & {port["name"] for container in pod.containers() for port in container.get("ports", ())}, (
+            pod.name
+        )

@@ -44,7 +44,7 @@ def test_a_keeper_exits_as_its_command_does() -> None:
         for command in [*commands, ("/no/such/server",)]
     ]
 
-    assert [one.returncode for one in ended] == [0, 7, 137, 127]
+    assert [process.returncode for process in ended] == [0, 7, 137, 127]
     assert "/no/such/server" in ended[-1].stderr
 
 

@@ -33,14 +33,14 @@ def test_inner_ports_are_the_defaults_or_found_free(tmp_path: Path) -> None:
     defaults = ports_of(settings)
 
     with holding(defaults.values()):
-        found = with_free_ports(settings, {})
-        numbers = ports_of(found)
+        resolved = with_free_ports(settings, {})
+        numbers = ports_of(resolved)
         with holding(numbers.values()):
             beside = ports_of(with_free_ports(Settings(state_dir=tmp_path / "beside"), {}))
 
     assert {name for name in numbers if numbers[name] == defaults[name]} == {*PUBLIC_PORTS, "standby_grpc_port"}
     assert len(set(numbers.values())) == len(numbers)
-    assert found.kafka_bootstrap == f"127.0.0.1:{numbers['kafka_bootstrap']}"
+    assert resolved.kafka_bootstrap == f"127.0.0.1:{numbers['kafka_bootstrap']}"
     assert not {beside[name] for name in INNER_PORTS} & set(numbers.values())
 
 

@@ -107,10 +107,10 @@ def test_leftovers_are_found_by_mark_and_session(tmp_path: Path) -> None:
     try:
         assert ours.stdout is not None
         child_pid = int(ours.stdout.readline())
-        found = {process.pid for process in find_leftovers(tmp_path)}
+        pids = {process.pid for process in find_leftovers(tmp_path)}
         end_leftovers(tmp_path)
 
-        assert found == {ours.pid, child_pid}
+        assert pids == {ours.pid, child_pid}
         assert find_leftovers(tmp_path) == []
         assert other.poll() is None
     finally:

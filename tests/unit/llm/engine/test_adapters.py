@@ -65,9 +65,9 @@ def test_eight_adapters_of_mixed_rank_in_one_batch_equal_merged_weights(depth, k
         engine.add_rank(key, prompt, k=8, beam_width=8, adapter=key)
     outcomes = drain(engine)
 
-    for key, one in expected.items():
-        assert outcomes[key].item_indices.tolist() == one.item_indices.tolist(), key
-        np.testing.assert_allclose(outcomes[key].scores, one.scores, atol=1e-5, err_msg=key)
+    for key, outcome in expected.items():
+        assert outcomes[key].item_indices.tolist() == outcome.item_indices.tolist(), key
+        np.testing.assert_allclose(outcomes[key].scores, outcome.scores, atol=1e-5, err_msg=key)
     assert not np.allclose(outcomes[""].scores, outcomes["adapter 16"].scores, atol=1e-2)
 
 
@@ -101,9 +101,9 @@ def test_an_adapter_changes_quantised_weights_alike() -> None:
     engine = build_engine(decoder, items, cpu_kernels="compiled", weight_kind="int8")
     engine.load_adapter("a", adapter)
     engine.add_rank("one", prompt_of(items, 20, 1), k=60, adapter="a")
-    found = drain(engine)["one"]
+    outcome = drain(engine)["one"]
 
-    scores = dict(zip(found.item_indices.tolist(), found.scores.tolist(), strict=True))
+    scores = dict(zip(outcome.item_indices.tolist(), outcome.scores.tolist(), strict=True))
     errors = [abs(scores[item] - score) for item, score in zip(exact.item_indices.tolist(), exact.scores, strict=True)]
     assert max(errors) < 0.1
     assert not np.allclose(base.scores, exact.scores, atol=0.1)

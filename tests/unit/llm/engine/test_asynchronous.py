@@ -37,11 +37,11 @@ def test_without_stop_tokens_every_step_is_that_of_a_synchronous_engine(
 
     assert ahead.sizes == wanted.sizes
     for name, outcome in wanted.ended.items():
-        found = ahead.ended[name]
-        assert_same_answer(found, outcome)
-        assert found.status is outcome.status
-        assert len(outcome.token_ids) - len(found.token_ids) in (0, 1)
-        facts = [(one.num_cached_tokens, one.num_steps, one.num_preemptions) for one in (found, outcome)]
+        result = ahead.ended[name]
+        assert_same_answer(result, outcome)
+        assert result.status is outcome.status
+        assert len(outcome.token_ids) - len(result.token_ids) in (0, 1)
+        facts = [(run.num_cached_tokens, run.num_steps, run.num_preemptions) for run in (result, outcome)]
         assert facts[0] == facts[1]
 
 
@@ -98,7 +98,8 @@ def test_a_text_that_stops_while_the_next_step_runs_ends_with_its_stop_token() -
     fed, plain = ([outcome for flag, outcome in outcomes if flag is ahead] for ahead in (True, False))
     assert sum(outcome.status is SequenceStatus.DONE for outcome in fed) > 10
     facts = [
-        {one.request_id: (one.status, one.token_ids, one.num_cached_tokens) for one in found} for found in (fed, plain)
+        {outcome.request_id: (outcome.status, outcome.token_ids, outcome.num_cached_tokens) for outcome in outcomes}
+        for outcomes in (fed, plain)
     ]
     assert facts[0] == facts[1]
 

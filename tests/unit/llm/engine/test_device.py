@@ -20,7 +20,7 @@ def test_arrays_are_the_same_after_a_round_trip() -> None:
     back = HostCopy([to_device(array, DEVICE) for array in arrays]).arrays()
 
     assert [array.dtype for array in back] == [array.dtype for array in arrays]
-    assert all(np.array_equal(array, one) for array, one in zip(arrays, back, strict=True))
+    assert all(np.array_equal(array, restored) for array, restored in zip(arrays, back, strict=True))
     assert HostCopy([]).arrays() == []
 
 

@@ -53,12 +53,12 @@ def test_scores_over_the_vocabulary_equal_dense_log_probabilities(depth) -> None
     (prompt,) = prompts_of(items, 1)
     engine = build_engine(decoder, items)
     engine.add_rank("one", prompt, k=50, beam_width=50)
-    found = drain(engine)["one"]
+    outcome = drain(engine)["one"]
 
     _, scores = exhaustive_ranking(decoder, items, prompt, np.ones(50, dtype=bool), 50)
-    np.testing.assert_allclose(found.scores, scores, atol=1e-4)
-    assert sorted(found.item_indices.tolist()) == list(range(50))
-    for first, second in pairwise(found.item_indices.tolist()):
+    np.testing.assert_allclose(outcome.scores, scores, atol=1e-4)
+    assert sorted(outcome.item_indices.tolist()) == list(range(50))
+    for first, second in pairwise(outcome.item_indices.tolist()):
         if (items.codes[first] == items.codes[second]).all():
             assert ranks[first] < ranks[second]
 

@@ -38,8 +38,8 @@ def test_a_step_with_every_kind_of_text_is_started_without_a_read() -> None:
     """With any sampling settings, the first read happens in the call that collects the step."""
     items = build_items(2)
     engine = build_engine(build_decoder(items).to("meta"), items, is_asynchronous=True)
-    for place, sampling in enumerate(SAMPLINGS):
-        engine.add_text(f"{place}", [1, 2, 3 + place], max_new_tokens=4, sampling=sampling)
+    for index, sampling in enumerate(SAMPLINGS):
+        engine.add_text(f"{index}", [1, 2, 3 + index], max_new_tokens=4, sampling=sampling)
     engine.add_text("held", [1, 2], max_new_tokens=4, mask=EvenAndOdd())
     engine.add_rank("rank", [0, 1, 2, 3], k=20, beam_width=30, excluded=[4, 7])
 
@@ -126,6 +126,6 @@ def test_no_engine_waits_for_the_whole_device() -> None:
     stopping = r"cuda\.(synchronize|empty_cache|graph|device_synchronize)\("
     sources = {path.name: path.read_text() for path in (ROOT / "services/llm").rglob("*.py")}
 
-    found = [(name, call) for name, source in sources.items() for call in re.findall(stopping, source)]
+    calls = [(name, call) for name, source in sources.items() for call in re.findall(stopping, source)]
     assert len(sources) > 50
-    assert found == [("card.py", "empty_cache")]
+    assert calls == [("card.py", "empty_cache")]

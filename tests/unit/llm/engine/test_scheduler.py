@@ -263,18 +263,18 @@ def test_text_that_outgrows_memory_preempts_the_least_urgent() -> None:
 def test_the_cached_prefix_is_shared_by_running_requests(length: int, chunk: tuple[int, int]) -> None:
     """Requests with the same prompt share full blocks; only the rest is computed, at least the last token's block."""
     scheduler = build_scheduler()
-    one, two = (
+    first, second = (
         build_sequence(name, order, tokens=list(range(length)), num_levels=2, rows_by_level=(1,))
         for order, name in enumerate(("one", "two"))
     )
-    scheduler.add(one)
+    scheduler.add(first)
     run_step(scheduler)
-    scheduler.add(two)
+    scheduler.add(second)
 
     plan = scheduler.schedule(0.0)
 
     num_shared = chunk[0] // 4
-    assert two.block_table[:num_shared] == one.block_table[:num_shared]
+    assert second.block_table[:num_shared] == first.block_table[:num_shared]
     assert [(chunk.start, chunk.num_tokens) for chunk in plan.chunks] == [chunk]
 
 

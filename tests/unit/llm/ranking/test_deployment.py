@@ -81,9 +81,9 @@ def live_kv_bytes() -> int:
     """Return the bytes of the keys and values of all existing engines."""
     gc.unfreeze()
     gc.collect()
-    caches = [one for one in gc.get_objects() if type(one) is KvCache]
+    caches = [candidate for candidate in gc.get_objects() if type(candidate) is KvCache]
     slots = [cache.slots(0) for cache in caches]
-    tensors = [x for one in slots for x in (one.keys, one.values, one.key_scales, one.value_scales)]
+    tensors = [x for slot in slots for x in (slot.keys, slot.values, slot.key_scales, slot.value_scales)]
     memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors if x is not None}
     return sum(memory.values())
 
@@ -149,7 +149,7 @@ async def test_a_broken_bundle_harms_nobody(live, settings, name, content, is_ca
     canary = Canary(version="v2", salt="s", stages=(CanaryStage(0.5, 0.0),), by="me", at="now")
     with capture_logs() as lines:
         point_to(settings.bundle_root, *(("v1", canary) if is_candidate else ("v2",)))
-        await until(lambda: [one["version"] for one in lines if one["event"] == "bundle_refused"] == ["v2"])
+        await until(lambda: [line["version"] for line in lines if line["event"] == "bundle_refused"] == ["v2"])
 
     live.check_health()
     assert isinstance(await live.rank(build_request("v1")), RankResult)
@@ -228,7 +228,7 @@ async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settin
         await served(live, "v2")
 
     assert isinstance(reply, Refusal)
-    assert not [one for one in logs if one["log_level"] in ("error", "warning")]
+    assert not [log for log in logs if log["log_level"] in ("error", "warning")]
     live.check_health()
 
 

@@ -52,7 +52,7 @@ def settings(tmp_path: Path) -> Settings:
 async def ranked(replica: LlmDeployment, index: int) -> RankResult:
     """Rank with a name until its model is loaded."""
     request = build_request(NAMES[index], f"v{index}")
-    reply = await until_answer(lambda: replica.rank(request), lambda one: isinstance(one, RankResult))
+    reply = await until_answer(lambda: replica.rank(request), lambda reply: isinstance(reply, RankResult))
     assert isinstance(reply, RankResult)
     return reply
 
@@ -90,7 +90,7 @@ async def test_a_loaded_name_follows_its_record(replica: LlmDeployment, settings
     BundleStore(settings.bundle_root, "mail").promote("v0")
 
     request = build_request("mail", "v0")
-    reply = await until_answer(lambda: replica.rank(request), lambda one: isinstance(one, RankResult))
+    reply = await until_answer(lambda: replica.rank(request), lambda reply: isinstance(reply, RankResult))
 
     assert isinstance(reply, RankResult)
     assert await replica.rank(build_request("mail", "v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v0"))

@@ -61,7 +61,7 @@ def settings(tmp_path: Path) -> Settings:
 async def ranked(replica: LlmDeployment, name: str, version: str = "") -> RankResult:
     """Rank with a name until its model is loaded."""
     request = build_request(name, version)
-    reply = await until_answer(lambda: replica.rank(request), lambda one: isinstance(one, RankResult))
+    reply = await until_answer(lambda: replica.rank(request), lambda reply: isinstance(reply, RankResult))
     assert isinstance(reply, RankResult)
     return reply
 
@@ -94,10 +94,10 @@ async def test_all_names_of_a_decoder_rank_as_merged_weights_on_one_engine(repli
 
     for name in NAMES:
         expected = rank_merged(settings, name)
-        for found in (alone[name], together[name]):
-            assert (found.bundle_version, found.item_ids) == (f"v-{name}", expected.item_ids)
-            np.testing.assert_allclose(found.scores, expected.scores, atol=2e-2)  # keys and values are int8
-    assert len({found.item_ids for found in alone.values()}) == len(NAMES)
+        for ranking in (alone[name], together[name]):
+            assert (ranking.bundle_version, ranking.item_ids) == (f"v-{name}", expected.item_ids)
+            np.testing.assert_allclose(ranking.scores, expected.scores, atol=2e-2)  # keys and values are int8
+    assert len({ranking.item_ids for ranking in alone.values()}) == len(NAMES)
     assert len({id(running(replica, name).bundle.engine) for name in NAMES}) == 1
     assert len({id(running(replica, name).thread) for name in NAMES}) == 1
 
@@ -204,10 +204,10 @@ def test_an_adapter_that_the_engine_cannot_hold_is_merged(settings, limits) -> N
 async def test_a_merged_adapter_ranks_as_a_shared_one(settings, start_replica) -> None:
     """With a limit below the adapter's rank the name has weights of its own, and ranks alike."""
     replica = start_replica(settings.model_copy(update={"llm_adapter_rank": 4}))
-    found = {name: await ranked(replica, name) for name in NAMES}
+    rankings = {name: await ranked(replica, name) for name in NAMES}
     engines: dict[str, Engine] = {name: running(replica, name).bundle.engine for name in NAMES}
 
-    assert found["mail"].item_ids == rank_merged(settings, "mail").item_ids
+    assert rankings["mail"].item_ids == rank_merged(settings, "mail").item_ids
     assert engines["mail"] is not engines["news"] is engines["default"]
 
 

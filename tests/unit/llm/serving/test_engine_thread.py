@@ -136,7 +136,7 @@ async def test_a_request_that_makes_a_step_fail_fails_alone(engine) -> None:
     thread.join(5.0)
 
     assert type(broken) is DependencyUnavailable
-    assert [one.outcome.item_indices.tolist() for one in (first, last, later)] == [expected] * 3
+    assert [request.outcome.item_indices.tolist() for request in (first, last, later)] == [expected] * 3
     assert thread.failure is None
     engine.check_integrity()
 

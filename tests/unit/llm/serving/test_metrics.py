@@ -72,8 +72,8 @@ def test_two_engines_of_a_replica_add_up() -> None:
     engines = [build_engine(build_decoder(items), items) for _ in range(2)]
     reports = [EngineStepMetrics(shared, engine, "tiny", LIMITS) for engine in engines]
     for engine, number in zip(engines, (1, 3), strict=True):
-        for place in range(number):
-            engine.add_text(f"text {place}", list(range(9)), max_new_tokens=4)
+        for index in range(number):
+            engine.add_text(f"text {index}", list(range(9)), max_new_tokens=4)
 
     def running() -> float | None:
         return registry.get_sample_value("vllm:num_requests_running", {"model_name": "tiny"})
@@ -132,7 +132,7 @@ def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dic
     with recorder.tracing.entry("llm.rank", {}):
         record_spans(ended(**changes))
 
-    found = {span.name: ((span.end_time or 0) - (span.start_time or 0)) / 1e9 for span in recorder.spans}
-    del found["llm.rank"]
-    assert found == pytest.approx(lengths, abs=1e-3)
+    durations_s = {span.name: ((span.end_time or 0) - (span.start_time or 0)) / 1e9 for span in recorder.spans}
+    del durations_s["llm.rank"]
+    assert durations_s == pytest.approx(lengths, abs=1e-3)
     assert recorder.tree() == {**dict.fromkeys(lengths, "llm.rank"), "llm.rank": None}

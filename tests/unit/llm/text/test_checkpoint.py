@@ -34,10 +34,10 @@ def test_a_file_is_converted_once_by_its_content(tmp_path: Path, converted, monk
 
     A later start checks only the folder's name, so after a power loss either all files must be on disk or none.
     """
-    file, cache, said, calls = tmp_path / "model.gguf", tmp_path / "cache", [], noted(monkeypatch)
+    file, cache, messages, calls = tmp_path / "model.gguf", tmp_path / "cache", [], noted(monkeypatch)
     file.write_bytes(b"one")
-    first = checkpoint_folder(str(file), cache, say=said.append)
-    (named,) = [place for place, call in enumerate(calls) if call.endswith("-> model")]
+    first = checkpoint_folder(str(file), cache, say=messages.append)
+    (named,) = [index for index, call in enumerate(calls) if call.endswith("-> model")]
     written = calls[:named]
     again = checkpoint_folder(str(file), cache)
     file.write_bytes(b"two")
@@ -48,7 +48,7 @@ def test_a_file_is_converted_once_by_its_content(tmp_path: Path, converted, monk
     assert "config.json" in written
     assert (other / "config.json").exists()
     assert len(converted) == 2
-    assert said == ["converting model.gguf"]
+    assert messages == ["converting model.gguf"]
 
 
 def test_a_broken_conversion_leaves_nothing(tmp_path: Path, converted) -> None:

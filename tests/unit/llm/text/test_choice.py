@@ -21,9 +21,9 @@ def choice_of(*stop: str) -> TextChoice:
 def test_pieces_add_up_to_decoding_at_once(token_ids, tokens_per_piece) -> None:
     """The joined pieces equal the decoded text and count all tokens; an incomplete character is held back."""
     choice, pieces = choice_of(), []
-    for place, token_id in enumerate(token_ids):
+    for index, token_id in enumerate(token_ids):
         choice.append(SampledToken(token_id))
-        if place % tokens_per_piece == 0:
+        if index % tokens_per_piece == 0:
             pieces.append(choice.take_piece())
     choice.end(FinishReason.LENGTH)
     pieces = [piece for piece in [*pieces, choice.take_piece()] if piece is not None]
@@ -45,7 +45,7 @@ def test_each_token_has_its_place_in_the_text() -> None:
 
     assert piece.text == "the🎈 sea"
     places = [(b"the", 0), (b"<|user|>", 3), (b"\xf0\x9f", 3), (b"\x8e", 3), (b"\x88", 3), (b" s", 4), (b"ea", 6)]
-    assert [(one.token_bytes, one.text_offset) for one in piece.logprobs] == places
+    assert [(entry.token_bytes, entry.text_offset) for entry in piece.logprobs] == places
 
 
 def test_the_end_token_counts_and_is_not_shown() -> None:
@@ -59,7 +59,7 @@ def test_the_end_token_counts_and_is_not_shown() -> None:
     piece = choice.take_piece()
 
     assert piece.num_tokens == 2
-    assert [one.token_bytes for one in piece.logprobs] == [TOKENIZER.bytes_of(token_id)]
+    assert [entry.token_bytes for entry in piece.logprobs] == [TOKENIZER.bytes_of(token_id)]
     assert [(top.token, top.logprob) for top in piece.logprobs[0].top] == [(piece.text, -0.5), ("<|end|>", -1.5)]
     assert choice.take_piece() is None
 

@@ -290,7 +290,7 @@ def slow_part(repeats: int, last: int) -> dict[str, str]:
 async def test_schemas_that_take_long_stop_no_other_text(engine) -> None:
     """Requests with slow schemas end at their deadline; a text without a schema is generated meanwhile."""
     slow = [
-        {"allOf": [{"anyOf": [slow_part(part + number, one) for one in range(2)]} for part in range(12)]}
+        {"allOf": [{"anyOf": [slow_part(part + number, branch) for branch in range(2)]} for part in range(12)]}
         for number in range(6)
     ]
     loaded = engine.loaded
@@ -327,16 +327,16 @@ async def test_logprobs_and_stop_tokens(engine) -> None:
     tokens = engine.loaded.tokenizer.encode(PROMPT, with_special_tokens=True)
     request = {"max_tokens": 9, "ignore_eos": True, "sampling": SamplingOptions(temperature=0, num_logprobs=3)}
     events = await engine.all_events(prompt=PROMPT, **request)
-    logprobs = [one for event in events if isinstance(event, TextPiece) for one in event.logprobs]
+    logprobs = [entry for event in events if isinstance(event, TextPiece) for entry in event.logprobs]
     stop = logprobs[4].token_bytes
     stop_id = next(token_id for token_id in range(320) if engine.loaded.tokenizer.bytes_of(token_id) == stop)
 
     ended = await engine.all_events(prompt=tuple(tokens), **request, stop_token_ids=(stop_id,))
 
     assert len(logprobs) == 9
-    assert all(len(one.top) == 3 and one.top[0].token_bytes == one.token_bytes for one in logprobs)
-    assert all(one.logprob == one.top[0].logprob <= 0 for one in logprobs)
-    assert ended[-1].num_completion_tokens == [one.token_bytes for one in logprobs].index(stop) + 1
+    assert all(len(entry.top) == 3 and entry.top[0].token_bytes == entry.token_bytes for entry in logprobs)
+    assert all(entry.logprob == entry.top[0].logprob <= 0 for entry in logprobs)
+    assert ended[-1].num_completion_tokens == [entry.token_bytes for entry in logprobs].index(stop) + 1
     assert reasons_of(ended)[0] is FinishReason.STOP
 
 

@@ -27,8 +27,8 @@ PERSON = {
 
 def alternatives(num_parts: int, num_each: int) -> dict[str, object]:
     """Return a conjunction of parts with alternatives, which expands to their product."""
-    parts = [[{"properties": {f"p{part}_{one}": {}}} for one in range(num_each)] for part in range(num_parts)]
-    return {"allOf": [{"anyOf": [{"type": "object", **each} for each in part]} for part in parts]}
+    parts = [[{"properties": {f"p{part}_{option}": {}}} for option in range(num_each)] for part in range(num_parts)]
+    return {"allOf": [{"anyOf": [{"type": "object", **schema} for schema in part]} for part in parts]}
 
 
 @pytest.fixture(scope="module")

@@ -49,9 +49,9 @@ async def test_a_schema_is_compiled_once(guide: SlowGuide) -> None:
     await until(lambda: guide.begun == ["a"])
     guide.may_end.set()
 
-    found = [*await asyncio.gather(*callers), await compiler.compiled("a", None)]
+    compiled = [*await asyncio.gather(*callers), await compiler.compiled("a", None)]
 
-    assert found == ["a"] * 4
+    assert compiled == ["a"] * 4
     assert guide.begun == ["a"]
 
 
@@ -59,10 +59,10 @@ async def test_a_compilation_keeps_its_slot_until_it_ends(guide: SlowGuide) -> N
     """Callers end at their deadline, and further schemas wait for a slot; finished compilations are then reused."""
     compiler = SchemaCompiler(guide.compile, num_slots=2)
 
-    ends = await asyncio.gather(*(compiler.compiled(each, soon()) for each in "abcd"), return_exceptions=True)
+    ends = await asyncio.gather(*(compiler.compiled(schema, soon()) for schema in "abcd"), return_exceptions=True)
     begun = set(guide.begun)
     guide.may_end.set()
-    later = await asyncio.gather(*(compiler.compiled(each, None) for each in "abcd"))
+    later = await asyncio.gather(*(compiler.compiled(schema, None) for schema in "abcd"))
 
     assert [type(end) for end in ends] == [DeadlineExceeded] * 4
     assert begun == {"a", "b"}
@@ -73,7 +73,7 @@ async def test_a_compilation_keeps_its_slot_until_it_ends(guide: SlowGuide) -> N
 async def test_a_caller_that_leaves_while_it_waits_takes_no_slot(guide: SlowGuide) -> None:
     """If a waiting caller leaves, the callers behind it are served, also for the same schema."""
     compiler = SchemaCompiler(guide.compile, num_slots=1)
-    first, leaving, staying = (asyncio.create_task(compiler.compiled(each, None)) for each in "abb")
+    first, leaving, staying = (asyncio.create_task(compiler.compiled(schema, None)) for schema in "abb")
     await until(lambda: guide.begun == ["a"])
     leaving.cancel()
     guide.may_end.set()

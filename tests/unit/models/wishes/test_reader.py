@@ -141,7 +141,9 @@ def test_an_exclusion_masks_its_items_and_states_its_test() -> None:
     reading = READER.read("a comedy without horror, nothing from the 80s")
     assert reading.excluded is not None
     assert np.flatnonzero(reading.excluded).tolist() == [0, 4]
-    assert [(one.attribute, one.values, one.first, one.last) for one in reading.exclusions] == [
+    assert [
+        (exclusion.attribute, exclusion.values, exclusion.first, exclusion.last) for exclusion in reading.exclusions
+    ] == [
         ("categories", ("Horror",), None, None),
         ("year", (), 1980, 1989),
     ]
@@ -215,8 +217,8 @@ def test_a_vocabulary_that_changed_equals_one_made_at_once(
 ) -> None:
     """After any changes of known items and additions, each wish is read as by a reader of all items."""
     vocabulary, every = Vocabulary(items), dict(enumerate(items))
-    for place, item in changes:
-        index = min(place, len(every))
+    for position, item in changes:
+        index = min(position, len(every))
         vocabulary, every[index] = vocabulary.with_items({index: item}), item
     at_once = Vocabulary([every[index] for index in sorted(every)])
 
@@ -228,10 +230,10 @@ def test_a_vocabulary_that_changed_equals_one_made_at_once(
         "no war films from 1950-1975",
         "horor",
     ):
-        found, expected = (Reader(one).read(text) for one in (vocabulary, at_once))
-        assert found.understood == expected.understood
-        np.testing.assert_array_equal(found.scores, expected.scores)
-        np.testing.assert_array_equal(found.excluded, expected.excluded)
+        reading, expected = (Reader(words).read(text) for words in (vocabulary, at_once))
+        assert reading.understood == expected.understood
+        np.testing.assert_array_equal(reading.scores, expected.scores)
+        np.testing.assert_array_equal(reading.excluded, expected.excluded)
 
 
 def test_a_wish_without_known_words_is_empty() -> None:
@@ -251,8 +253,8 @@ def test_any_text_is_read(text: str, session: list[str]) -> None:
 
 def test_a_bundle_without_a_reader_is_read_by_its_catalogue(tmp_path: Path) -> None:
     """`Reader.load` needs no files: titles and categories of the catalogue are enough."""
-    titles, categories = tuple(one.title for one in ITEMS), tuple(one.categories for one in ITEMS)
-    ids = tuple(one.item_id for one in ITEMS)
+    titles, categories = tuple(item.title for item in ITEMS), tuple(item.categories for item in ITEMS)
+    ids = tuple(item.item_id for item in ITEMS)
     catalogue = Catalogue(ids, titles, categories, np.zeros((7, 1), np.int32), (7,), np.ones(7))
     reader = Reader.load(tmp_path / "wishes", catalogue)
     assert best("a western", reader=reader) == ["6"]
@@ -260,13 +262,13 @@ def test_a_bundle_without_a_reader_is_read_by_its_catalogue(tmp_path: Path) -> N
 
 def test_bundles_with_equal_texts_share_their_words(tmp_path: Path) -> None:
     """The words are read once; a reader that learns of new items leaves those of the other bundle as they were."""
-    titles, categories = tuple(one.title for one in ITEMS), tuple(one.categories for one in ITEMS)
-    ids = tuple(one.item_id for one in ITEMS)
+    titles, categories = tuple(item.title for item in ITEMS), tuple(item.categories for item in ITEMS)
+    ids = tuple(item.item_id for item in ITEMS)
     popular = (np.ones(7), np.arange(7.0))
-    one = Catalogue(ids, titles, categories, np.zeros((7, 1), np.int32), (7,), popular[0])
-    other = replace(one, popularity=popular[1])
-    vars(other)["texts"] = one.texts
-    readers = [Reader.load(tmp_path / "wishes", catalogue) for catalogue in (one, other)]
+    first = Catalogue(ids, titles, categories, np.zeros((7, 1), np.int32), (7,), popular[0])
+    other = replace(first, popularity=popular[1])
+    vars(other)["texts"] = first.texts
+    readers = [Reader.load(tmp_path / "wishes", catalogue) for catalogue in (first, other)]
     changed = readers[0].with_items([replace(ITEMS[5], categories=("Horror",))])
 
     assert readers[0].vocabulary is readers[1].vocabulary
@@ -287,5 +289,5 @@ def test_bundles_with_equal_texts_share_their_words(tmp_path: Path) -> None:
 )
 def test_titles_are_found_before_clauses(text: str, must: set[str], must_not: set[str], liked: tuple[str, ...]) -> None:
     """A title is one word to the clauses around it, and an example unless the wish is little more than the title."""
-    found = READER.read(text).understood
-    assert (set(found.must), set(found.must_not), found.liked) == (must, must_not, liked)
+    understood = READER.read(text).understood
+    assert (set(understood.must), set(understood.must_not), understood.liked) == (must, must_not, liked)

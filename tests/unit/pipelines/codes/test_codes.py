@@ -52,7 +52,7 @@ def store(deep: Built, tmp_path: Path) -> BundleStore:
 
 def test_every_stage_works_with_deep_codes(deep: Built) -> None:
     """Decoder and student learn the ring with codes of depth 3, and the bundle contains the code book."""
-    ndcg = {name: found["ndcg@10"] for name, found in read_report(deep.evaluated)["metrics"].items()}
+    ndcg = {name: metrics["ndcg@10"] for name, metrics in read_report(deep.evaluated)["metrics"].items()}
 
     assert min(ndcg["decoder"], ndcg["student"]) > 0.7
     assert load_catalogue(deep.assembled / "bundle" / "catalogue.parquet").depth == 3
@@ -92,7 +92,8 @@ def test_each_item_has_its_own_path_of_the_nearest_codes(seed: int, num_items: i
     residual = embeddings[5].astype(np.float64)
     for level, code in zip(levels, alone, strict=True):
         costs = [
-            ((residual - one) ** 2).sum() + price for one, price in zip(level.centroids_SD, level.prices_S, strict=True)
+            ((residual - centroid) ** 2).sum() + price
+            for centroid, price in zip(level.centroids_SD, level.prices_S, strict=True)
         ]
         assert costs[code] == pytest.approx(min(costs), abs=1e-4)
         residual = residual - level.centroids_SD[code]

@@ -87,9 +87,9 @@ def test_a_half_loaded_table_and_unknown_items_are_stopped(tmp_path: Path, befor
     nothing = np.empty(0, dtype=np.int64)
     now = write_tables(tmp_path / "now", nothing, nothing, num_unknown=1_500, num_unread_values=2_200)
 
-    found = found_in(now, before | {"num_events": 10_000, "num_users": 101})
+    problems = found_in(now, before | {"num_events": 10_000, "num_users": 101})
 
-    assert found == [
+    assert problems == [
         "27.3% of the recorded events cannot be used (item_id not in items), over 20% (--max-unusable-share)",
         "40.0% of the recorded values cannot be used (no number), over 20% (--max-unusable-share)",
         "4000 events are 40% of the live bundle's 10000, under 80% (--min-volume-share)",
@@ -98,8 +98,8 @@ def test_a_half_loaded_table_and_unknown_items_are_stopped(tmp_path: Path, befor
 
 def test_an_event_in_the_future_hides_no_later_ones(tmp_path: Path) -> None:
     """The newest recorded event lies in the past, so later events count as new."""
-    one = np.zeros(1, dtype=np.int64)
-    folder = write_tables(tmp_path / "now", one, one)
+    single = np.zeros(1, dtype=np.int64)
+    folder = write_tables(tmp_path / "now", single, single)
 
     assert describe(folder, None, NOW_US)["newest_event_us"] == DAY_US
     assert describe(folder, None, DAY_US - 1)["newest_event_us"] == 3_999

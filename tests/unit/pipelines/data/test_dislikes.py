@@ -49,14 +49,14 @@ def write_items(folder: Path, names: str) -> None:
 def slow_dislikes(events: pl.DataFrame) -> list[tuple[str, str, datetime, float, datetime | None]]:
     """Compute `dislikes_of` by a loop over the events, tracking open dislikes by user and item."""
     opened: dict[tuple[str, str], list[Any]] = {}
-    found = []
+    dislikes = []
     for user, item, when, kind, _ in events.iter_rows():
         if kind in ("dislike", "hide", "skip") and (user, item) not in opened:
             opened[user, item] = [user, item, when, WEIGHTS.get(kind, 0.0), None]
-            found.append(opened[user, item])
+            dislikes.append(opened[user, item])
         elif kind == "click" and (user, item) in opened:
             opened.pop((user, item))[4] = when
-    return sorted(tuple(one) for one in found if one[3] > 0)
+    return sorted(tuple(dislike) for dislike in dislikes if dislike[3] > 0)
 
 
 @given(EVENTS)
@@ -66,9 +66,9 @@ def test_a_dislike_counts_once_from_the_first_negative_event_until_a_positive_on
     """A dislike has its type's weight and ends at a positive event; retracted events are not labels."""
     drawn = table(events)
 
-    found = dislikes_of(drawn, ROLES)
+    dislikes = dislikes_of(drawn, ROLES)
 
-    assert sorted(found.select("user_id", "item_id", "event_time", "weight", "until").iter_rows()) == slow_dislikes(
+    assert sorted(dislikes.select("user_id", "item_id", "event_time", "weight", "until").iter_rows()) == slow_dislikes(
         drawn
     )
     labelled = with_labels(drawn, ROLES)
@@ -80,8 +80,11 @@ def limited(ingested: Path, max_items: int) -> ReadHistories:
     whole, stride = histories_from(ingested), history_limits(max_items).stride
 
     def read(rows: pl.DataFrame) -> pl.DataFrame:
-        found = [one[window_start(len(one), max_items, stride) :] for one in whole(rows)["history_item_ids"].to_list()]
-        return rows.with_columns(history_item_ids=pl.Series(found, dtype=pl.List(pl.String)))
+        windows = [
+            history[window_start(len(history), max_items, stride) :]
+            for history in whole(rows)["history_item_ids"].to_list()
+        ]
+        return rows.with_columns(history_item_ids=pl.Series(windows, dtype=pl.List(pl.String)))
 
     return read
 
@@ -107,7 +110,7 @@ def test_each_dislike_is_in_the_row_that_holds_the_history_before_it(
         except StageFailed:  # the cut leaves no data for training or evaluation
             reject()
         folders = [out, *([] if cut else [out / REFIT])]
-        examples = [pl.read_parquet(one / "examples.parquet") for one in folders]
+        examples = [pl.read_parquet(folder / "examples.parquet") for folder in folders]
 
     for rows in examples:
         assert (
@@ -117,19 +120,21 @@ def test_each_dislike_is_in_the_row_that_holds_the_history_before_it(
         for user in "abc":
             own = rows.filter((pl.col("user_id") == user) & (pl.col("split") == Split.TRAIN))
             own = own.sort(pl.int_range(pl.len()))
-            found, start = [], 0
+            dislikes, start = [], 0
             for row in own.iter_rows(named=True):
-                found += [(one["item"], start + one["place"], one["weight"]) for one in row["dislikes"] or []]
-                assert all(0 <= one["place"] <= len(row["history"]) for one in row["dislikes"] or [])
+                dislikes += [
+                    (dislike["item"], start + dislike["place"], dislike["weight"]) for dislike in row["dislikes"] or []
+                ]
+                assert all(0 <= dislike["place"] <= len(row["history"]) for dislike in row["dislikes"] or [])
                 start += len(row["history"])
             times = held.filter(pl.col("user_id") == user)["event_time"].to_list()
             expected = []
             for who, item, when, weight, until in slow_dislikes(events):
-                place = sum(time < when for time in times)
+                position = sum(time < when for time in times)
                 is_over = until is not None and start and until <= times[start - 1]
-                if who == user and start and place <= start and not is_over and (cut is None or when < cut):
-                    expected.append(("ABCDE".index(item), place, weight))
-            assert sorted(found) == sorted(expected)
+                if who == user and start and position <= start and not is_over and (cut is None or when < cut):
+                    expected.append(("ABCDE".index(item), position, weight))
+            assert sorted(dislikes) == sorted(expected)
 
 
 def test_weights_are_in_the_unit_of_the_labels(tmp_path: Path) -> None:
@@ -156,26 +161,26 @@ def test_weights_are_in_the_unit_of_the_labels(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 20), max_size=8), st.integers(1, 20), st.lists(st.integers(1, 19), max_size=4))
 def test_parts_of_a_sequence_have_its_dislikes_once(places: list[int], length: int, cuts: list[int]) -> None:
     """Each dislike belongs to exactly one part, and keeps its overall position."""
-    kept = np.array([place for place in places if place <= length], dtype=np.int64)
+    kept = np.array([position for position in places if position <= length], dtype=np.int64)
     whole = Dislikes(np.arange(len(kept)), kept, np.ones(len(kept)))
     borders = sorted({0, length, *(cut for cut in cuts if cut < length)})
 
-    found = {}
+    positions = {}
     for start, end in pairwise(borders):
         part = whole.within(start, end)
-        for item, place in [] if part is None else zip(part.items, part.places, strict=True):
-            assert item not in found
-            assert 0 < place <= end - start or place == start == 0
-            found[item] = start + place
+        for item, position in [] if part is None else zip(part.items, part.places, strict=True):
+            assert item not in positions
+            assert 0 < position <= end - start or position == start == 0
+            positions[item] = start + position
 
-    assert found == dict(enumerate(kept))
+    assert positions == dict(enumerate(kept))
 
 
 @pytest.mark.parametrize("kind", ["dislike", "hide"])
 def test_a_negative_type_of_weight_0_leaves_the_examples_as_without_its_events(tmp_path: Path, kind: str) -> None:
     """Examples equal those without the events; with the default weight there is one additional dislike."""
     walk = [("a", item, "click") for item in "ABCDABCD"]
-    found = {}
+    examples = {}
     for name, events, text in (
         ("without", walk, ""),
         ("weightless", [*walk[:3], ("a", "E", kind), *walk[3:]], f"[types.{kind}]\nrole = 'negative'\nweight = 0"),
@@ -186,8 +191,8 @@ def test_a_negative_type_of_weight_0_leaves_the_examples_as_without_its_events(t
         write_events(table(events), folder, parse_event_roles(text))
         write_items(folder, "ABCDE")
         tokenize(folder, histories_from(folder), 1_000, folder)
-        found[name] = pl.read_parquet(folder / "examples.parquet").drop("idle_s", "label_us")
+        examples[name] = pl.read_parquet(folder / "examples.parquet").drop("idle_s", "label_us")
 
-    assert found["weightless"].equals(found["without"])
-    assert found["against"].drop("dislikes").equals(found["without"].drop("dislikes"))
-    assert found["against"]["dislikes"].drop_nulls().to_list() == [[{"item": 4, "place": 3, "weight": 1.0}]]
+    assert examples["weightless"].equals(examples["without"])
+    assert examples["against"].drop("dislikes").equals(examples["without"].drop("dislikes"))
+    assert examples["against"]["dislikes"].drop_nulls().to_list() == [[{"item": 4, "place": 3, "weight": 1.0}]]

@@ -33,9 +33,9 @@ def test_erased_users_are_in_nothing_that_is_ingested(tmp_path: Path) -> None:
 
     ingest(before, tmp_path / "cache", out)
 
-    found = pl.read_parquet(out / "arrivals.parquet")
-    theirs = found.filter(pl.col("user_id") == user_id)
+    arrivals = pl.read_parquet(out / "arrivals.parquet")
+    theirs = arrivals.filter(pl.col("user_id") == user_id)
     assert theirs["event_id"].to_list() == ["e2", "e3"]
-    assert found["user_id"].n_unique() == 3
+    assert arrivals["user_id"].n_unique() == 3
     assert user_id not in pl.read_parquet(out / "rejected_events.parquet")["user_id"].to_list()
     assert key(before) != key_before

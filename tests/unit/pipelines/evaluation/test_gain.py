@@ -24,9 +24,9 @@ def test_slices_by_history_recency_and_item() -> None:
     idle_s = np.array([np.nan, 3_599.0, 3_600.0, 86_400.0, 1e9])
     cases = Cases(tuple("abcde"), histories, np.array(targets, dtype=np.int64), idle_s)
 
-    found = slices_of(cases, np.array([50, 40, 9, 1, 0]))
+    slices = slices_of(cases, np.array([50, 40, 9, 1, 0]))
 
-    assert {name: np.flatnonzero(members).tolist() for name, members in found.items()} == {
+    assert {name: np.flatnonzero(members).tolist() for name, members in slices.items()} == {
         "all": [0, 1, 2, 3, 4],
         "history 0-9": [0, 1, 4],
         "history 10-49": [2],
@@ -47,7 +47,7 @@ def test_the_interval_is_that_of_resampled_users(seed: int) -> None:
     """The oracle resamples users with both ranks and takes both models' means over the same draw."""
     rng = np.random.default_rng(seed)
     ranks, other = rng.integers(1, 20, (2, 400)).astype(float)
-    ours, theirs = (np.where(found <= 10, 1 / np.log2(1 + found), 0.0) for found in (ranks, other))
+    ours, theirs = (np.where(model_ranks <= 10, 1 / np.log2(1 + model_ranks), 0.0) for model_ranks in (ranks, other))
     draws = [rng.integers(0, 400, 400) for _ in range(300)]
     slow = sorted(ours[draw].mean() - theirs[draw].mean() for draw in draws)
 
@@ -60,10 +60,10 @@ def test_the_interval_is_that_of_resampled_users(seed: int) -> None:
     assert (turned["low"], turned["high"]) == pytest.approx((-row["high"], -row["low"]))
 
 
-def rows_of(*found: tuple[str, int, float, float, float | None], decoder_ms: float = 1.0) -> list[dict[str, Any]]:
+def rows_of(*rows: tuple[str, int, float, float, float | None], decoder_ms: float = 1.0) -> list[dict[str, Any]]:
     """Build rows of (slice, cases, gain, standard error, gain on validation)."""
     names = ("slice", "num_cases", "llm_minus_student", "std_error", "valid_llm_minus_student")
-    return [dict(zip(names, row, strict=True)) | {"decoder_ms": decoder_ms} for row in found]
+    return [dict(zip(names, row, strict=True)) | {"decoder_ms": decoder_ms} for row in rows]
 
 
 def test_the_llm_pays_for_histories_that_validation_chose_and_test_shows() -> None:
@@ -85,16 +85,16 @@ def test_several_slices_are_judged_by_holms_method() -> None:
     names, differences = list(HISTORIES), [rng.normal(mean, 0.1, 100) for mean in (0.021, 0.028, 0.035, 0.5)]
     by_hand = [float(ttest_1samp(values - 0.002, 0.0, alternative="greater").pvalue) for values in differences]
     valid = (0.1, 0.1, 0.1, 0.001)
-    slices = {name: np.repeat(np.arange(4), 100) == place for place, name in enumerate(names)}
+    slices = {name: np.repeat(np.arange(4), 100) == index for index, name in enumerate(names)}
     gained = np.concatenate(differences)
     rows = gain_by_slice(gained, np.zeros(400), slices)
-    validated = [row | {"llm_minus_student": valid[place]} for place, row in enumerate(rows)]
+    validated = [row | {"llm_minus_student": valid[index]} for index, row in enumerate(rows)]
 
     weighed = weigh(with_cost(rows, validated, dict.fromkeys(names, 2.0)), 0.001)
 
     order = np.argsort(by_hand[:3])
-    expected = np.maximum.accumulate([by_hand[place] * (3 - nth) for nth, place in enumerate(order)])
-    assert [weighed[place]["p_value"] for place in order] == pytest.approx(expected)
+    expected = np.maximum.accumulate([by_hand[index] * (3 - nth) for nth, index in enumerate(order)])
+    assert [weighed[index]["p_value"] for index in order] == pytest.approx(expected)
     assert weighed[3]["p_value"] is None
     assert [row["pays"] for row in weighed] == [
         row["p_value"] is not None and row["p_value"] <= 0.025 for row in weighed
@@ -106,9 +106,9 @@ def test_equal_models_pay_in_at_most_one_of_forty_runs() -> None:
     rng, num_runs, sizes = np.random.default_rng(0), 8_000, (380, 415, 148)
     names, values, shares = list(HISTORIES)[1:], [-0.63, -0.2, 0.0, 0.2, 0.63], [0.03, 0.1, 0.74, 0.1, 0.03]
     drawn = [rng.choice(values, (2, num_runs, size), p=shares) for size in sizes]
-    means = np.array([one[0].mean(axis=1) for one in drawn]).T
-    errors = np.array([one[0].std(axis=1, ddof=1) / one.shape[2] ** 0.5 for one in drawn]).T
-    valid = np.array([one[1].mean(axis=1) for one in drawn]).T
+    means = np.array([sample[0].mean(axis=1) for sample in drawn]).T
+    errors = np.array([sample[0].std(axis=1, ddof=1) / sample.shape[2] ** 0.5 for sample in drawn]).T
+    valid = np.array([sample[1].mean(axis=1) for sample in drawn]).T
 
     fooled = sum(
         bool(llm_pays(rows_of(*zip(names, sizes, *of_run, strict=True)), 0.0))
@@ -131,9 +131,9 @@ def test_the_price_decides_about_measured_models(file: str, price: float, pays: 
     for run in json.loads((ROOT / "benchmarks/results" / file).read_text())["runs"]:
         rows = [row | {"std_error": (row["high"] - row["low"]) / 3.92} for row in run["gain"]]
 
-        found = llm_pays(with_cost(rows, rows, run["decoder_ms"]), price)
+        paying = llm_pays(with_cost(rows, rows, run["decoder_ms"]), price)
 
-        assert bool(found) is pays
+        assert bool(paying) is pays
 
 
 def test_equal_models_and_few_cases_show_no_gain() -> None:
@@ -141,12 +141,12 @@ def test_equal_models_and_few_cases_show_no_gain() -> None:
     ranks = np.arange(1.0, 401.0)
 
     rows = gain_by_slice(gains(ranks, 10), gains(ranks, 10), ALL)
-    (one,) = gain_by_slice(np.array([0.5]), np.array([0.4]), {"item new": np.array([True])})
+    (row,) = gain_by_slice(np.array([0.5]), np.array([0.4]), {"item new": np.array([True])})
 
     ndcg = float(np.mean([1 / np.log2(1 + rank) if rank <= 10 else 0 for rank in ranks]))
     means = {"llm_ndcg": pytest.approx(ndcg), "student_ndcg": pytest.approx(ndcg)}
     about = {"slice": "all", "history": None, "num_cases": 400}
     assert rows == [{**about, **means, "llm_minus_student": 0.0, "low": 0.0, "high": 0.0, "std_error": 0.0}]
-    assert one["low"] > 0
-    costly = with_cost([one | {"slice": "history 0-9"}], [one], {"history 0-9": 0.0})
+    assert row["low"] > 0
+    costly = with_cost([row | {"slice": "history 0-9"}], [row], {"history 0-9": 0.0})
     assert describe_gain(costly, 0.0).endswith("for: none")

@@ -12,8 +12,8 @@ def metrics(
     decoder: float, student: float, item_knn: float = 0.09, bigram: float = 0.05
 ) -> dict[str, dict[str, float]]:
     """Build an evaluation with these NDCGs."""
-    found = {"decoder": decoder, "student": student, "item_knn": item_knn, "bigram": bigram, "popularity": 0.01}
-    return {name: {"ndcg@10": value} for name, value in found.items()}
+    values = {"decoder": decoder, "student": student, "item_knn": item_knn, "bigram": bigram, "popularity": 0.01}
+    return {name: {"ndcg@10": value} for name, value in values.items()}
 
 
 def row(low: float, high: float, version: str = "v1") -> dict[str, Any]:
@@ -49,8 +49,8 @@ def test_a_model_is_judged_as_it_is_served_on_labels_that_it_cannot_have_seen() 
 
     assert find_problems(mixed, Compared(), GateOptions()) == []
     for own, num_problems in (({}, 1), ({"mixed_decoder": 0.07}, 0), ({"mixed_decoder": 0.055}, 1)):
-        found = mixed | {"decoder": {"ndcg@10": 0.08, "judged_ndcg@10": unseen | own}}
-        assert len(find_problems(found, Compared(), GateOptions())) == num_problems
+        scored = mixed | {"decoder": {"ndcg@10": 0.08, "judged_ndcg@10": unseen | own}}
+        assert len(find_problems(scored, Compared(), GateOptions())) == num_problems
 
 
 GOOD, USUAL = metrics(0.12, 0.12), GateOptions()
@@ -65,7 +65,7 @@ BELOW_REFERENCE = (
 
 
 @pytest.mark.parametrize(
-    ("found", "compared", "options", "complaint"),
+    ("measured", "compared", "options", "complaint"),
     [
         (metrics(0.08, 0.1), Compared(), USUAL, "decoder's ndcg@10 of 0.0800 is not above its floor of 0.0900, 100%"),
         (
@@ -86,9 +86,9 @@ BELOW_REFERENCE = (
         (GOOD, reference(-0.014, 0.002), USUAL, BELOW_REFERENCE),
     ],
 )
-def test_bad_models_are_stopped_with_the_reason(found, compared, options, complaint) -> None:
+def test_bad_models_are_stopped_with_the_reason(measured, compared, options, complaint) -> None:
     """The error names both models with figures and option, and how to publish anyway."""
     with pytest.raises(StageFailed, match=r"nothing was published \(--force") as stopped:
-        refuse(find_problems(found, compared, options))
+        refuse(find_problems(measured, compared, options))
 
     assert complaint in str(stopped.value)

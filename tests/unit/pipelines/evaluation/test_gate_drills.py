@@ -63,7 +63,7 @@ def row(name: str, version: str, old: np.ndarray, new: np.ndarray) -> dict[str, 
 
 def loses_by_the_old_rule(compared: Compared) -> bool:
     """Return the previous rule's decision: refuse only if the whole interval is below -2 % of the live bundle."""
-    return any(one["high"] < -0.02 * one["champion_ndcg"] for one in compared.live)
+    return any(row["high"] < -0.02 * row["champion_ndcg"] for row in compared.live)
 
 
 def loses(compared: Compared) -> bool:
@@ -74,10 +74,10 @@ def loses(compared: Compared) -> bool:
 def test_drawn_gains_are_as_the_filed_ones(shape: Shape) -> None:
     """NDCG@10, hit rate and paired interval of two models match the recorded results."""
     filed = json.loads((ROOT / "benchmarks/results" / shape.filed).read_text())
-    (decoder,) = [one for one in filed["rows"] if (one["model"], one["split"]) == ("decoder", "leave-one-out")]
+    (decoder,) = [row for row in filed["rows"] if (row["model"], row["split"]) == ("decoder", "leave-one-out")]
     taught = [run for run in filed["runs"] if run.get("earned_in_validation", {"uses_targets": True})["uses_targets"]]
-    of_all = [one for run in taught for one in run["gain"] if (run["split"], one["slice"]) == FILED]
-    widths = [one["high"] - one["low"] for one in of_all]
+    of_all = [gain for run in taught for gain in run["gain"] if (run["split"], gain["slice"]) == FILED]
+    widths = [gain["high"] - gain["low"] for gain in of_all]
 
     first, second, _ = drawn(shape)
 
@@ -101,7 +101,7 @@ def test_equal_models_are_published_nine_nights_of_ten(shape: Shape, num_nights:
         users = pool.take(rng.integers(0, pool.shape[1], shape.num_users), axis=1)
         by_model = {"decoder": users[:3], "student": users[3:]}
         against = [
-            [row(name, version, found[old], found[2]) for name, found in by_model.items()]
+            [row(name, version, rows[old], rows[2]) for name, rows in by_model.items()]
             for old, version in ((1, "live"), (0, "reference"))
         ]
         refused += loses(Compared(live=against[0], reference=against[1]))

@@ -27,11 +27,11 @@ def test_a_run_opens_the_test_set_once_and_the_record_has_who_and_how_often(tmp_
 
     assert again is opened
     assert (record["num_users"], record["num_labelled"], record["num_openings"]) == (40, 40, 2)
-    assert [(one["command"], one["purpose"]) for one in record["openings"]] == [
+    assert [(opening["command"], opening["purpose"]) for opening in record["openings"]] == [
         ("tailrace pipeline --seed 0", "evaluation of new models"),
         ("tailrace pipeline --seed 1", "comparison with v1"),
     ]
-    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", one["at"]) for one in record["openings"])
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", opening["at"]) for opening in record["openings"])
 
 
 def test_of_many_users_the_same_ones_are_taken_evenly(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_openings_are_counted_by_user_and_label_item(tmp_path: Path) -> None:
 
     assert [record["num_openings"] for record in records] == [2, 2, 2]
     assert [round(record["mean_openings"] * 40) for record in records] == [80, 80, 78]
-    assert [one["num_labels"] for one in records[2]["openings"]] == [39, 39]
+    assert [opening["num_labels"] for opening in records[2]["openings"]] == [39, 39]
     HeldOut(grown, tmp_path, "").open("evaluation of new models")
     assert HeldOut(grown, tmp_path, "").record()["mean_openings"] == (39 * 3 + 1) / 40
 

@@ -36,15 +36,15 @@ def test_coverage_and_calibration_are_those_of_plain_loops(seed: int, *, repeats
     rng = np.random.default_rng(seed)
     histories = [rng.integers(0, 40, rng.integers(0, 25)) for _ in range(6)]
     scores = rng.normal(size=(6, 40))
-    scorer = ListedScorer(lambda found: scores[:3] if len(found) == 3 else scores, SHELF_OF, repeats=repeats)
+    scorer = ListedScorer(lambda histories: scores[:3] if len(histories) == 3 else scores, SHELF_OF, repeats=repeats)
 
     passed_on = scorer(histories)
-    found = scorer.summary()
+    summary = scorer.summary()
 
     assert passed_on is scores
     plain = slow_summary(scores, histories, repeats=repeats)
-    assert (found["coverage@10"], found["calibration@10"]) == pytest.approx(plain)
-    assert 0 <= found["calibration@10"] <= math.log(100)
+    assert (summary["coverage@10"], summary["calibration@10"]) == pytest.approx(plain)
+    assert 0 <= summary["calibration@10"] <= math.log(100)
 
 
 def test_a_list_of_the_users_own_mix_is_calibrated_and_one_of_the_head_is_not() -> None:

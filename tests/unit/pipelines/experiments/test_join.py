@@ -40,7 +40,9 @@ def test_the_join_is_the_truth(tmp_path: Path, num: int) -> None:
     wanted = truth_of(log)
     assert clicked(table) == wanted
     assert len(wanted) > 300
-    assert len(table) == 10 * len({(one.request_id, one.user_id, one.shown_time_ms) for one in log.impressions})
+    assert len(table) == 10 * len(
+        {(impression.request_id, impression.user_id, impression.shown_time_ms) for impression in log.impressions}
+    )
 
 
 @settings(max_examples=15, deadline=None)

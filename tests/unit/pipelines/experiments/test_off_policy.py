@@ -33,32 +33,32 @@ def test_intervals_hold_the_truth(kind: str) -> None:
 
 def test_by_hand() -> None:
     """With every second list from the policy and weight 2, the value is 1 and half of the lists are effective."""
-    found = estimate(BY_HAND)
+    estimates = estimate(BY_HAND)
 
-    assert found.ips is not None
-    assert found.snips is not None
-    assert (found.ips.value, found.snips.value, found.effective_lists) == (1.0, 1.0, 200.0)
-    assert found.doubly_robust is None
+    assert estimates.ips is not None
+    assert estimates.snips is not None
+    assert (estimates.ips.value, estimates.snips.value, estimates.effective_lists) == (1.0, 1.0, 200.0)
+    assert estimates.doubly_robust is None
 
 
 def test_a_perfect_model_needs_no_weights() -> None:
     """With an exact reward model, the doubly robust estimate is the model's mean for the policy."""
     ones = np.ones(400)
 
-    found = estimate(replace(BY_HAND, reward_of_shown=BY_HAND.reward, reward_of_policy=ones * 0.7))
+    estimates = estimate(replace(BY_HAND, reward_of_shown=BY_HAND.reward, reward_of_policy=ones * 0.7))
 
-    assert found.doubly_robust is not None
-    assert found.doubly_robust.value == pytest.approx(0.7)
+    assert estimates.doubly_robust is not None
+    assert estimates.doubly_robust.value == pytest.approx(0.7)
 
 
 def test_a_share_that_is_never_shown_is_refused_and_named() -> None:
     """If the log never shows an item first, the estimate is refused with the unsupported fraction."""
-    found, _, supported = run("an item is never shown first", 0)
+    estimates, _, supported = run("an item is never shown first", 0)
 
-    assert found.ips is None
-    assert found.refusal.startswith("no support: ")
-    assert found.support is not None
-    assert found.support.low <= supported <= found.support.high
+    assert estimates.ips is None
+    assert estimates.refusal.startswith("no support: ")
+    assert estimates.support is not None
+    assert estimates.support.low <= supported <= estimates.support.high
 
 
 def test_a_deterministic_log_has_no_number() -> None:
@@ -67,9 +67,9 @@ def test_a_deterministic_log_has_no_number() -> None:
     fixed = world.log(best_list(world.scores), plackett_luce(world.scores))
 
     for propensity in (fixed.propensity, np.full(len(fixed.user), math.nan)):
-        found = estimate(replace(fixed, propensity=propensity))
-        assert "deterministic" in found.refusal
-        assert (found.ips, found.snips, found.doubly_robust, found.logged) == (None,) * 4
+        estimates = estimate(replace(fixed, propensity=propensity))
+        assert "deterministic" in estimates.refusal
+        assert (estimates.ips, estimates.snips, estimates.doubly_robust, estimates.logged) == (None,) * 4
 
 
 def test_lists_without_propensity_and_too_few_lists_are_refused() -> None:
@@ -94,10 +94,10 @@ def test_a_table_and_a_policy_s_file(tmp_path: Path) -> None:
     policy = tmp_path / "policy.parquet"
 
     pl.DataFrame({"request_id": requests, "probability": [0.25] * len(requests)}).write_parquet(policy)
-    found = estimate(read_logged(table, policy))
+    estimates = estimate(read_logged(table, policy))
 
-    assert found.ips is not None
-    assert found.ips.value == pytest.approx(pl.read_parquet(file)["clicks"].sum() / 600)
+    assert estimates.ips is not None
+    assert estimates.ips.value == pytest.approx(pl.read_parquet(file)["clicks"].sum() / 600)
     pl.DataFrame({"request_id": requests[:300], "probability": [0.25] * 300}).write_parquet(policy)
     with pytest.raises(DataError, match=r"50\.0% of the table's requests"):
         read_logged(table, policy)

@@ -52,9 +52,9 @@ def test_a_visitor_s_session_is_the_unit_of_chance(worse: Path, lists: Lists, tm
 
     visitors, strangers = (read_lists(tmp_path / name, experiment="fresher") for name in ("sessions", "none"))
 
-    found = [report(one, ExperimentReportOptions())["variants"] for one in (lists, visitors, strangers)]
-    assert [one["num_users"] for one in found[1]] == [one["num_users"] for one in found[0]]
-    assert [one["num_users"] for one in found[2]] == [one["num_impressions"] for one in found[0]]
+    variants = [report(table, ExperimentReportOptions())["variants"] for table in (lists, visitors, strangers)]
+    assert [variant["num_users"] for variant in variants[1]] == [variant["num_users"] for variant in variants[0]]
+    assert [variant["num_users"] for variant in variants[2]] == [variant["num_impressions"] for variant in variants[0]]
 
 
 def test_novelty_is_the_self_information_of_what_was_shown(worse: Path, lists: Lists) -> None:
@@ -65,19 +65,22 @@ def test_novelty_is_the_self_information_of_what_was_shown(worse: Path, lists: L
     fresh = table.filter(pl.col("variant").str.contains("fresher=fresh"))
     wanted = np.mean([-math.log2(times[item] / number) for item in fresh["item_id"]])
 
-    found = {one["variant"]: one for one in report(lists, ExperimentReportOptions())["variants"]}
-    assert found["fresh"]["novelty_bits"] == pytest.approx(wanted)
-    assert found["fresh"]["tiers"]["student"] == pytest.approx(2 / 3, abs=0.02)
+    variants = {variant["variant"]: variant for variant in report(lists, ExperimentReportOptions())["variants"]}
+    assert variants["fresh"]["novelty_bits"] == pytest.approx(wanted)
+    assert variants["fresh"]["tiers"]["student"] == pytest.approx(2 / 3, abs=0.02)
 
 
 def test_a_loss_is_found_and_equal_metrics_are_not(lists: Lists) -> None:
     """The clicks' interval contains the true loss and excludes 0; intervals of equal metrics include 0."""
-    found = {one["metric"]: one for one in report(lists, ExperimentReportOptions(segments=["surface"]))["differences"]}
+    differences = {
+        difference["metric"]: difference
+        for difference in report(lists, ExperimentReportOptions(segments=["surface"]))["differences"]
+    }
 
-    assert found["clicks"]["low"] <= -0.04 <= found["clicks"]["high"] < 0
-    assert found["clicks"]["p_value"] < 0.05
+    assert differences["clicks"]["low"] <= -0.04 <= differences["clicks"]["high"] < 0
+    assert differences["clicks"]["p_value"] < 0.05
     for metric in ("latency_ms", "novelty_bits"):
-        assert found[metric]["low"] < 0 < found[metric]["high"]
+        assert differences[metric]["low"] < 0 < differences[metric]["high"]
 
 
 def test_segments_are_corrected(lists: Lists) -> None:
@@ -99,20 +102,20 @@ def test_a_mismatch_is_found(worse: Path, tmp_path: Path) -> None:
 
 def test_halves_of_one_variant_rarely_differ(lists: Lists) -> None:
     """Of 40 random splits with daily looks, at most 7 differ in clicks (at most 2 are expected)."""
-    found = a_a(lists, "control", 40, seed=0)
+    result = a_a(lists, "control", 40, seed=0)
 
-    assert found["num_looks"] == 4
-    assert found["false_alarms"]["clicks"] <= 7
+    assert result["num_looks"] == 4
+    assert result["false_alarms"]["clicks"] <= 7
 
 
 def test_a_page_has_tables_and_pictures_and_no_user(lists: Lists, tmp_path: Path) -> None:
     """Terminal lines and Markdown show the same numbers, all pictures exist, and user ids do not appear."""
-    found = report(lists, ExperimentReportOptions(segments=["surface"]))
+    content = report(lists, ExperimentReportOptions(segments=["surface"]))
 
-    pictures = write_pictures(found, tmp_path / "page")
-    page, lines = as_markdown(found, pictures), "\n".join(as_lines(found))
+    pictures = write_pictures(content, tmp_path / "page")
+    page, lines = as_markdown(content, pictures), "\n".join(as_lines(content))
 
-    clicks = next(one for one in found["differences"] if one["metric"] == "clicks")
+    clicks = next(difference for difference in content["differences"] if difference["metric"] == "clicks")
     assert f"{clicks['estimate']:+.4g}" in page
     assert f"{clicks['estimate']:+.4g}" in lines
     assert set(pictures) == {"clicks", "value", "latency_ms", "novelty_bits"}

@@ -39,22 +39,22 @@ def test_the_bound_is_the_authors(variance: float, effect: float, at_5: float, a
 )
 def test_p_values_are_those_of_the_two_sided_mixture(estimate: float, effect: float, mixture: float) -> None:
     """The p-value is the inverse of confseq's two-sided mixture, at most 1."""
-    found = sequential.p_value(estimate, 1e-4, effect)
+    p_value = sequential.p_value(estimate, 1e-4, effect)
 
-    assert found == pytest.approx(min(1.0, math.exp(-mixture)), rel=1e-9)
+    assert p_value == pytest.approx(min(1.0, math.exp(-mixture)), rel=1e-9)
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.sampled_from([Fraction(1, 2), Fraction(1, 20), Fraction(9, 10)]))
 def test_evidence_of_users_is_the_exact_integral(candidate: int, control: int, share: Fraction) -> None:
     """The mixture over all larger rates equals the polynomial's integral, computed in fractions."""
     terms = range(control + 1)
-    powers = [(candidate + one + 1, (-1) ** one * math.comb(control, one)) for one in terms]
+    powers = [(candidate + term + 1, (-1) ** term * math.comb(control, term)) for term in terms]
     integral = sum(factor * (1 - share**power) / power for power, factor in powers)
     exact = integral / (1 - share) / (share**candidate * (1 - share) ** control)
 
-    found = sequential.log_evidence_of_users(candidate, control, float(share))
+    log_evidence = sequential.log_evidence_of_users(candidate, control, float(share))
 
-    assert math.exp(found) == pytest.approx(float(exact), rel=1e-6)
+    assert math.exp(log_evidence) == pytest.approx(float(exact), rel=1e-6)
 
 
 @given(st.sampled_from([0.5, 0.2, 0.05]), st.sampled_from([1.0, 1.5]))
@@ -63,11 +63,11 @@ def test_evidence_of_users_is_a_fair_bet(share: float, ratio: float) -> None:
     bound = share * ratio / (share * ratio + 1 - share)
     for candidate, control in ((0, 0), (3, 5), (20, 11)):
         now = math.exp(sequential.log_evidence_of_users(candidate, control, share, ratio))
-        one, other = (
+        candidate_evidence, control_evidence = (
             math.exp(sequential.log_evidence_of_users(candidate + added, control + 1 - added, share, ratio))
             for added in (1, 0)
         )
-        assert bound * one + (1 - bound) * other == pytest.approx(now, rel=1e-9)
+        assert bound * candidate_evidence + (1 - bound) * control_evidence == pytest.approx(now, rel=1e-9)
 
 
 @pytest.mark.parametrize(("candidate", "control", "share"), [(30, 20, 0.5), (4, 90, 0.05), (9, 0, 0.5), (0, 40, 0.2)])
@@ -91,7 +91,7 @@ def test_few_runs_of_equal_users_ever_reach_the_bound() -> None:
     ever = 0
     for _ in range(400):
         candidates = (draw.random(500) < 0.3).cumsum().tolist()
-        looks = [(one, number - one) for number, one in enumerate(candidates, 1) if number % 5 == 0]
+        looks = [(candidate, number - candidate) for number, candidate in enumerate(candidates, 1) if number % 5 == 0]
         ever += any(sequential.log_evidence_of_users(*look, 0.3) >= math.log(20) for look in looks)
 
     assert ever <= 0.065 * 400

@@ -19,10 +19,12 @@ ERRORS = Guard(name="errors")
 MINUTES = SimulatedTraffic(rate=50, minutes=10, num_users=5_000)
 
 
-def users(rate: float, num: int = 5_000, each: int = 4) -> UserSums:
-    """Build sums of users with `each` lists and clicks at this exact rate."""
-    clicked = round(rate * num * each)
-    return UserSums.of(np.bincount(np.arange(clicked) % num, minlength=num).astype(float), np.full(num, float(each)))
+def users(rate: float, num: int = 5_000, num_lists: int = 4) -> UserSums:
+    """Build sums of users with `num_lists` lists and clicks at this exact rate."""
+    clicked = round(rate * num * num_lists)
+    return UserSums.of(
+        np.bincount(np.arange(clicked) % num, minlength=num).astype(float), np.full(num, float(num_lists))
+    )
 
 
 def judge(candidate: float, control: float = 0.1, guard: Guard = CLICKS, num: int = 5_000, limit_s: float = math.inf):
@@ -50,19 +52,19 @@ def test_worse_wins_and_says_where() -> None:
     """A single worse guard decides over a better objective, and the reason names it with its interval."""
     counts = {"clicks": Means(users(0.2), users(0.1)), "errors": Affected(40, 2)}
 
-    found = verdict((CLICKS, ERRORS), counts, share=0.5, elapsed_s=60)
+    result = verdict((CLICKS, ERRORS), counts, share=0.5, elapsed_s=60)
 
-    assert found.outcome is Outcome.WORSE
-    assert found.reason.startswith("errors worse: worse by +1900.0%, interval +")
-    assert [one.state for one in found.readings] == [State.BETTER, State.WORSE]
+    assert result.outcome is Outcome.WORSE
+    assert result.reason.startswith("errors worse: worse by +1900.0%, interval +")
+    assert [reading.state for reading in result.readings] == [State.BETTER, State.WORSE]
 
 
 def test_no_verdict_in_time_says_what_it_lacks() -> None:
     """After the time limit, the reason names each open guard and the additional users that it needs."""
-    found = judge(0.097, num=150, limit_s=600)
+    result = judge(0.097, num=150, limit_s=600)
 
-    assert found.outcome is Outcome.UNDECIDED
-    assert "times the users" in found.reason
+    assert result.outcome is Outcome.UNDECIDED
+    assert "times the users" in result.reason
     assert "users, a mean needs 100" in judge(0.1, num=50).reason
     few = verdict((ERRORS,), {"errors": Affected(1, 0)}, share=0.5, elapsed_s=1)
     assert "1 users of the candidate and 0 of the control" in few.reason
@@ -111,12 +113,12 @@ def test_a_small_group_with_few_events_is_not_certain() -> None:
 def test_the_running_sums_of_simulated_traffic_are_those_of_its_users() -> None:
     """The simulation's cumulative sums match its users and never decrease."""
     seen = list(looks(replace(MINUTES, minutes=3), seed=1))
-    clicks = [one["clicks"] for one in seen]
+    clicks = [look["clicks"] for look in seen]
 
-    assert all(isinstance(one, Means) for one in clicks)
-    grown = [(one.candidate.exposure, one.candidate.total_squared) for one in clicks if isinstance(one, Means)]
+    assert all(isinstance(means, Means) for means in clicks)
+    grown = [(means.candidate.exposure, means.candidate.total_squared) for means in clicks if isinstance(means, Means)]
     assert grown == sorted(grown)
-    assert sum(abs(one.exposure - 50 * 180 / 2) for one in (clicks[-1].candidate, clicks[-1].control)) < 600
+    assert sum(abs(sums.exposure - 50 * 180 / 2) for sums in (clicks[-1].candidate, clicks[-1].control)) < 600
 
 
 @pytest.mark.parametrize("change", [{"latency_factor": 1.2}, {"added_errors": 0.01}], ids=["latency", "errors"])

@@ -48,13 +48,13 @@ def recorded(folder: Path) -> tuple[Path, Path]:
 def clicks() -> list[LoggedInteraction]:
     """Return events with late and equal times, all roles, repeated ids, unknown items, and a recreated topic."""
     draw = random.Random(2)
-    found: list[LoggedInteraction] = []
+    events: list[LoggedInteraction] = []
     for number in range(NUM_IMPRESSIONS):
         user = draw.randrange(NUM_USERS)
         age_ms = draw.choice((0, 0, 1, 5_000, 3_600_000, 86_400_000))
-        again = found and draw.random() < 0.05
+        again = events and draw.random() < 0.05
         interaction = (
-            draw.choice(found[-3_000:]).interaction
+            draw.choice(events[-3_000:]).interaction
             if again
             else Interaction(
                 event_id=f"e{number}",
@@ -67,8 +67,8 @@ def clicks() -> list[LoggedInteraction]:
         )
         topic_id, offset = ("zz-first", number) if number < 6_000 else ("aa-second", number - 6_000)
         partition = int(interaction.user_id[1:]) % 2
-        found.append(LoggedInteraction(interaction, LogPosition(topic_id, partition, offset)))
-    return found
+        events.append(LoggedInteraction(interaction, LogPosition(topic_id, partition, offset)))
+    return events
 
 
 def write_log(root: Path, events: list[LoggedInteraction]) -> None:
@@ -76,7 +76,7 @@ def write_log(root: Path, events: list[LoggedInteraction]) -> None:
     log = OfflineLog(root)
     for begin in range(0, len(events), 500):
         for partition in (0, 1):
-            log.append([one for one in events[begin : begin + 500] if one.position.partition == partition])
+            log.append([event for event in events[begin : begin + 500] if event.position.partition == partition])
 
 
 def test_offline_histories_are_those_that_were_served(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_offline_histories_are_those_that_were_served(tmp_path: Path) -> None:
     before = latest_histories(build(tmp_path / "before", IngestSources(*own, (), ROLES)))
     rows: dict[str, UserHistory] = {row.user_id: row for row in before}
     served = []
-    for one in (events := clicks()):
-        row = apply(rows.get(one.event.user_id), [one.event], history_limits(MAX_ITEMS), ROLES).row
+    for logged in (events := clicks()):
+        row = apply(rows.get(logged.event.user_id), [logged.event], history_limits(MAX_ITEMS), ROLES).row
         assert row is not None
         rows[row.user_id] = row
         served.append((row.user_id, row.row_time_us, history_digest(row.item_ids)))
@@ -97,7 +97,7 @@ def test_offline_histories_are_those_that_were_served(tmp_path: Path) -> None:
         for row in pl.read_parquet(tables / "user_history.parquet").iter_rows(named=True)
     }
 
-    mismatches = [one for one in served if offline.get(one[:2]) != one[2]]
+    mismatches = [row for row in served if offline.get(row[:2]) != row[2]]
 
     assert len(served) == NUM_IMPRESSIONS
     assert mismatches == []

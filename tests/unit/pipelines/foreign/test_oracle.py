@@ -55,11 +55,11 @@ def imported(root: Path, family: str, **sizes: int) -> Imported:
 
 def test_items_of_one_code_follow_one_another_by_popularity(tmp_path: Path) -> None:
     """Three of 12 items share a code with an older, less popular item, which comes after them."""
-    one = imported(tmp_path, "qwen2", num_items=12, num_shared=3)
-    catalogue = replace(one.catalogue, popularity=np.arange(12.0))
-    decoder = load_decoder(one.model.decoder_dir, torch.float32, "cpu")
-    scorer = BeamScorer(decoder, catalogue, one.model.prompt, NUM_BEAMS, one.model.search)
-    ((_, items, scores),) = scorer.lists([np.array(one.cases[0][0])], [()], [NUM_BEAMS])
+    recommender = imported(tmp_path, "qwen2", num_items=12, num_shared=3)
+    catalogue = replace(recommender.catalogue, popularity=np.arange(12.0))
+    decoder = load_decoder(recommender.model.decoder_dir, torch.float32, "cpu")
+    scorer = BeamScorer(decoder, catalogue, recommender.model.prompt, NUM_BEAMS, recommender.model.search)
+    ((_, items, scores),) = scorer.lists([np.array(recommender.cases[0][0])], [()], [NUM_BEAMS])
 
     pairs = [(a, b) for a, b in pairwise(items.tolist()) if (catalogue.codes[a] == catalogue.codes[b]).all()]
     assert sorted(pairs) == [(9, 0), (10, 1), (11, 2)]
@@ -71,24 +71,26 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return imported(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def oracle_lists(one: Imported, search: Search, num_rows: int) -> list[list[tuple[tuple[int, ...], float]]]:
+def oracle_lists(recommender: Imported, search: Search, num_rows: int) -> list[list[tuple[tuple[int, ...], float]]]:
     """Return the framework's lists of codes as tokens."""
-    model = AutoModelForCausalLM.from_pretrained(one.made.folder, dtype=torch.float32).eval()
-    tokens = [(*one.catalogue.tokens([row]), *search.close) for row in range(len(one.catalogue.item_ids))]
-    sequences, prompt = sorted(set(tokens)), one.model.prompt
+    model = AutoModelForCausalLM.from_pretrained(recommender.made.folder, dtype=torch.float32).eval()
+    tokens = [
+        (*recommender.catalogue.tokens([row]), *search.close) for row in range(len(recommender.catalogue.item_ids))
+    ]
+    sequences, prompt = sorted(set(tokens)), recommender.model.prompt
     return [
-        generate(model, prompt.tokens(one.catalogue, history), sequences, NUM_BEAMS)
-        for history, _ in one.cases[:num_rows]
+        generate(model, prompt.tokens(recommender.catalogue, history), sequences, NUM_BEAMS)
+        for history, _ in recommender.cases[:num_rows]
     ]
 
 
-def our_lists(one: Imported, search: Search, num_rows: int) -> list[list[tuple[tuple[int, ...], float]]]:
+def our_lists(recommender: Imported, search: Search, num_rows: int) -> list[list[tuple[tuple[int, ...], float]]]:
     """Return our lists of codes as tokens."""
-    decoder = load_decoder(one.model.decoder_dir, torch.float32, "cpu")
-    histories = [np.array(history) for history, _ in one.cases[:num_rows]]
-    lists = code_lists(decoder, one.catalogue, one.model.prompt, search, histories)
+    decoder = load_decoder(recommender.model.decoder_dir, torch.float32, "cpu")
+    histories = [np.array(history) for history, _ in recommender.cases[:num_rows]]
+    lists = code_lists(decoder, recommender.catalogue, recommender.model.prompt, search, histories)
     return [
-        [((*one.catalogue.tokens([item]), *search.close), score) for item, score in zip(*ranked, strict=True)]
+        [((*recommender.catalogue.tokens([item]), *search.close), score) for item, score in zip(*ranked, strict=True)]
         for ranked in lists
     ]
 
@@ -125,8 +127,8 @@ def test_lists_equal_the_framework_and_differ_only_in_ties(family: Imported, wit
     num_rows = 6 if with_close else 12
     theirs, ours = (find(family, search, num_rows) for find in (oracle_lists, our_lists))
     num_equal = num_positions = 0
-    for expected, found in zip(theirs, ours, strict=True):
-        for (code, score), (own, own_score) in zip(expected[:10], found[:10], strict=True):
+    for expected, ranked in zip(theirs, ours, strict=True):
+        for (code, score), (own, own_score) in zip(expected[:10], ranked[:10], strict=True):
             num_positions += 1
             num_equal += code == own
             assert abs(score - own_score) < TIE, "a difference must be a tie"
@@ -134,28 +136,30 @@ def test_lists_equal_the_framework_and_differ_only_in_ties(family: Imported, wit
     assert len(family.model.search.close) == 2
     assert num_equal >= 0.995 * num_positions
     labels = [(*family.catalogue.tokens([label]), *search.close) for _, label in family.cases[:num_rows]]
-    codes = [[code for code, _ in found] for found in ours]
+    codes = [[code for code, _ in ranked] for ranked in ours]
     assert framework_metrics(codes, labels, 50) == pytest.approx(
-        framework_metrics([[code for code, _ in found] for found in theirs], labels, 50), abs=1e-3
+        framework_metrics([[code for code, _ in ranked] for ranked in theirs], labels, 50), abs=1e-3
     )
     rows = [np.array([family.catalogue.tokens([row]) for row in range(len(family.catalogue.item_ids))])]
-    by_item = [np.array([(rows[0] == code[:3]).all(1).argmax() for code in found], dtype=np.int64) for found in codes]
+    by_item = [
+        np.array([(rows[0] == code[:3]).all(1).argmax() for code in list_codes], dtype=np.int64) for list_codes in codes
+    ]
     metrics = metrics_of(by_item, np.array([label for _, label in family.cases[:num_rows]]), family.catalogue.codes)
     assert (metrics["hr@50"], metrics["ndcg@50"]) == pytest.approx(framework_metrics(codes, labels, 50), abs=1e-9)
 
 
 def test_a_catalogue_below_the_beam_width_gives_each_item_once(tmp_path: Path) -> None:
     """12 items at 50 beams: no invalid and no duplicate item, in the framework's order."""
-    one = imported(tmp_path, "qwen2", num_items=12, num_shared=3)
-    search = replace(one.model.search, close=())
-    decoder = load_decoder(one.model.decoder_dir, torch.float32, "cpu")
-    scorer = BeamScorer(decoder, one.catalogue, one.model.prompt, NUM_BEAMS, search)
-    histories = [np.array(history) for history, _ in one.cases[:5]]
+    recommender = imported(tmp_path, "qwen2", num_items=12, num_shared=3)
+    search = replace(recommender.model.search, close=())
+    decoder = load_decoder(recommender.model.decoder_dir, torch.float32, "cpu")
+    scorer = BeamScorer(decoder, recommender.catalogue, recommender.model.prompt, NUM_BEAMS, search)
+    histories = [np.array(history) for history, _ in recommender.cases[:5]]
     for _, items, scores in scorer.lists(histories, [()] * 5, [NUM_BEAMS] * 5):
         assert sorted(items.tolist()) == list(range(12))
         assert np.isfinite(scores).all()
-    assert [[code for code, _ in found] for found in our_lists(one, search, 5)] == [
-        [code for code, _ in found] for found in oracle_lists(one, search, 5)
+    assert [[code for code, _ in ranked] for ranked in our_lists(recommender, search, 5)] == [
+        [code for code, _ in ranked] for ranked in oracle_lists(recommender, search, 5)
     ]
 
 

@@ -83,94 +83,94 @@ def broken(made: Recommender, tmp_path: Path) -> Broken:
     return Broken(made, options, tmp_path)
 
 
-def no_weights(one: Broken) -> None:
-    (one.folder / "model.safetensors").rename(one.folder / "pytorch_model.bin")
+def no_weights(broken: Broken) -> None:
+    (broken.folder / "model.safetensors").rename(broken.folder / "pytorch_model.bin")
 
 
-def an_extra_head(one: Broken) -> None:
+def an_extra_head(broken: Broken) -> None:
     """Add a head that ranks candidates."""
-    path = one.folder / "model.safetensors"
+    path = broken.folder / "model.safetensors"
     save_file(load_file(path) | {"ctr_head.weight": torch.zeros(1, 4)}, path)
 
 
-def a_pickled_index(one: Broken) -> None:
-    one.options = replace(one.options, index=one.options.index.rename(one.root / "item-sid-mapping.pt"))
+def a_pickled_index(broken: Broken) -> None:
+    broken.options = replace(broken.options, index=broken.options.index.rename(broken.root / "item-sid-mapping.pt"))
 
 
-def a_row_of_another_format(one: Broken) -> None:
+def a_row_of_another_format(broken: Broken) -> None:
     """Give two rows of different text."""
-    rows = [{"prompt": f"seen: {one.made.text_of(0)} next:"}, {"prompt": f"saw: {one.made.text_of(1)} next:"}]
-    path = one.root / "rows.jsonl"
+    rows = [{"prompt": f"seen: {broken.made.text_of(0)} next:"}, {"prompt": f"saw: {broken.made.text_of(1)} next:"}]
+    path = broken.root / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    one.options = replace(one.options, examples=path)
+    broken.options = replace(broken.options, examples=path)
 
 
-def a_slow_tokenizer(one: Broken) -> None:
+def a_slow_tokenizer(broken: Broken) -> None:
     """Keep the SentencePiece model only."""
-    (one.folder / "tokenizer.json").rename(one.folder / "tokenizer.model")
+    (broken.folder / "tokenizer.json").rename(broken.folder / "tokenizer.model")
 
 
-def an_adapter_without_its_base(one: Broken) -> None:
+def an_adapter_without_its_base(broken: Broken) -> None:
     """Name a base that is not a folder."""
-    (one.folder / "model.safetensors").unlink()
-    (one.folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
+    (broken.folder / "model.safetensors").unlink()
+    (broken.folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
 
 
-def a_joining_token(one: Broken) -> None:
+def a_joining_token(broken: Broken) -> None:
     """Let a SID token join the blanks before it."""
-    path = one.folder / "tokenizer.json"
+    path = broken.folder / "tokenizer.json"
     raw = json.loads(path.read_text())
-    next(token for token in raw["added_tokens"] if token["content"] == one.made.sids["i000"][0])["lstrip"] = True
+    next(token for token in raw["added_tokens"] if token["content"] == broken.made.sids["i000"][0])["lstrip"] = True
     path.write_text(json.dumps(raw))
 
 
-def an_adapter(one: Broken, **about: Any) -> Path:
+def an_adapter(broken: Broken, **about: Any) -> Path:
     """Import an adapter of the checkpoint, without weights."""
-    adapter = one.root / "adapter"
+    adapter = broken.root / "adapter"
     adapter.mkdir()
-    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(one.folder), **about}
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(broken.folder), **about}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    one.options = replace(one.options, checkpoint=adapter)
+    broken.options = replace(broken.options, checkpoint=adapter)
     return adapter
 
 
-def an_adapter_of(one: Broken, module: str, size: int = 64, kind: str = "lora_{}.weight") -> None:
+def an_adapter_of(broken: Broken, module: str, size: int = 64, kind: str = "lora_{}.weight") -> None:
     """Import an adapter of one module."""
     names = [f"base_model.model.{module}.{kind.format(side)}" for side in "AB"]
     tensors = dict(zip(names, (torch.zeros(2, size), torch.zeros(size, 2)), strict=True))
-    save_file(tensors, an_adapter(one) / "adapter_model.safetensors")
+    save_file(tensors, an_adapter(broken) / "adapter_model.safetensors")
 
 
-def codes_without_tokens(one: Broken) -> None:
+def codes_without_tokens(broken: Broken) -> None:
     """Give code numbers of a framework whose tokens the checkpoint lacks."""
-    one.options.index.write_text(json.dumps({"7": [900, 901, 902]}))
+    broken.options.index.write_text(json.dumps({"7": [900, 901, 902]}))
 
 
-def a_history_of_another_training(one: Broken) -> None:
+def a_history_of_another_training(broken: Broken) -> None:
     """Remove the items of one code, which the first row's history has."""
-    code = one.made.sids[one.made.item_ids[0]]
+    code = broken.made.sids[broken.made.item_ids[0]]
     text = "".join(code)
-    assert one.options.examples is not None
-    one.options.examples.write_text(f"history_item_sid,item_sid\n\"['{text}']\",{text}\n")
-    one.sids(lambda sids: [sids.pop(item_id) for item_id, sid in list(sids.items()) if sid == code])
+    assert broken.options.examples is not None
+    broken.options.examples.write_text(f"history_item_sid,item_sid\n\"['{text}']\",{text}\n")
+    broken.sids(lambda sids: [sids.pop(item_id) for item_id, sid in list(sids.items()) if sid == code])
 
 
-def a_missing_shard(one: Broken) -> None:
+def a_missing_shard(broken: Broken) -> None:
     """Name a shard that was not copied."""
-    (one.folder / "model.safetensors").rename(one.folder / "model-00001-of-00002.safetensors")
+    (broken.folder / "model.safetensors").rename(broken.folder / "model-00001-of-00002.safetensors")
     shards = {f"tensor{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
-    (one.folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (broken.folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
 
 
-def a_broken_link(one: Broken) -> None:
+def a_broken_link(broken: Broken) -> None:
     """Link to a blob that was removed."""
-    (one.folder / "model.safetensors").unlink()
-    (one.folder / "model.safetensors").symlink_to("../blobs/0123")
+    (broken.folder / "model.safetensors").unlink()
+    (broken.folder / "model.safetensors").symlink_to("../blobs/0123")
 
 
-def a_wrapped_model(one: Broken) -> None:
+def a_wrapped_model(broken: Broken) -> None:
     """Save the model from within torch.compile's wrapper."""
-    path = one.folder / "model.safetensors"
+    path = broken.folder / "model.safetensors"
     save_file({f"_orig_mod.{name}": tensor for name, tensor in load_file(path).items()}, path)
 
 
@@ -181,88 +181,88 @@ def ordinary_tokens(one: Broken) -> None:
     one.write_prompt('[prompt]\nuser = "seen {history} next:"\nseparator = ", "\nmax_items = 5')
 
 
-def move_sid_tokens(one: Broken, shift: int = 0) -> None:
+def move_sid_tokens(broken: Broken, shift: int = 0) -> None:
     """Leave the base's tokenizer.json, and name the SID tokens in added_tokens.json only."""
-    path = one.folder / "tokenizer.json"
+    path = broken.folder / "tokenizer.json"
     raw = json.loads(path.read_text())
     sids = [token for token in raw["added_tokens"] if not token["special"]]
     path.write_text(json.dumps(raw | {"added_tokens": [token for token in raw["added_tokens"] if token["special"]]}))
     by_name = {token["content"]: token["id"] + shift for token in reversed(sids)}
-    (one.folder / "added_tokens.json").write_text(json.dumps(by_name))
+    (broken.folder / "added_tokens.json").write_text(json.dumps(by_name))
 
 
 REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
     "pickled weights": (no_weights, "pytorch_model.bin", ""),
-    "an encoder and decoder": (lambda one: one.edit("config.json", model_type="t5"), "config.json", "model_type"),
+    "an encoder and decoder": (lambda broken: broken.edit("config.json", model_type="t5"), "config.json", "model_type"),
     "weights as .pt": (
-        lambda one: (one.folder / "model.safetensors").rename(one.folder / "model.pt"),
+        lambda broken: (broken.folder / "model.safetensors").rename(broken.folder / "model.pt"),
         "model.pt",
         "",
     ),
     "weights of junk": (
-        lambda one: (one.folder / "model.safetensors").write_bytes(b"junk"),
+        lambda broken: (broken.folder / "model.safetensors").write_bytes(b"junk"),
         "model.safetensors",
         "",
     ),
-    "a folder without a config": (lambda one: (one.folder / "config.json").unlink(), "config.json", ""),
+    "a folder without a config": (lambda broken: (broken.folder / "config.json").unlink(), "config.json", ""),
     "settings that are not JSON": (
-        lambda one: (one.folder / "generation_config.json").write_text("{"),
+        lambda broken: (broken.folder / "generation_config.json").write_text("{"),
         "generation_config.json",
         "",
     ),
-    "a tokenizer of junk": (lambda one: (one.folder / "tokenizer.json").write_text("{"), "tokenizer.json", ""),
+    "a tokenizer of junk": (lambda broken: (broken.folder / "tokenizer.json").write_text("{"), "tokenizer.json", ""),
     "no end of text": (
-        lambda one: (one.folder / "tokenizer_config.json").write_text("{}"),
+        lambda broken: (broken.folder / "tokenizer_config.json").write_text("{}"),
         "tokenizer_config.json",
         "eos_token",
     ),
     "an adapter's settings that are not JSON": (
-        lambda one: (an_adapter(one) / "adapter_config.json").write_text("{"),
+        lambda broken: (an_adapter(broken) / "adapter_config.json").write_text("{"),
         "adapter_config.json",
         "",
     ),
     "another kind of adapter": (
-        lambda one: an_adapter(one, peft_type="IA3"),
+        lambda broken: an_adapter(broken, peft_type="IA3"),
         "adapter_config.json",
         "peft_type",
     ),
     "an adapter's pickled weights": (an_adapter, "adapter_model.safetensors", ""),
     "an adapter of embeddings": (
-        lambda one: an_adapter_of(one, "model.embed_tokens", kind="lora_embedding_{}"),
+        lambda broken: an_adapter_of(broken, "model.embed_tokens", kind="lora_embedding_{}"),
         "adapter_model.safetensors",
         "module model.embed_tokens",
     ),
     "an adapter of another base": (
-        lambda one: an_adapter_of(one, "model.layers.7.self_attn.q_proj"),
+        lambda broken: an_adapter_of(broken, "model.layers.7.self_attn.q_proj"),
         "adapter_model.safetensors",
         "module model.layers.7.self_attn.q_proj",
     ),
     "an adapter of another size": (
-        lambda one: an_adapter_of(one, "model.layers.0.self_attn.q_proj", 32),
+        lambda broken: an_adapter_of(broken, "model.layers.0.self_attn.q_proj", 32),
         "adapter_model.safetensors",
         "module model.layers.0.self_attn.q_proj",
     ),
     "code numbers without tokens": (codes_without_tokens, "Toys.index.json", ""),
     "a history of another training": (a_history_of_another_training, "test.csv", "row 1"),
-    "an unknown family": (lambda one: one.edit("config.json", model_type="gpt2"), "config.json", "model_type"),
-    "a delta": (lambda one: (one.folder / "README.md").write_text("These are delta weights."), "model", ""),
+    "an unknown family": (lambda broken: broken.edit("config.json", model_type="gpt2"), "config.json", "model_type"),
+    "a delta": (lambda broken: (broken.folder / "README.md").write_text("These are delta weights."), "model", ""),
     "an extra head": (an_extra_head, "model.safetensors", "tensor ctr_head.weight"),
     "a wrapped model": (a_wrapped_model, "model.safetensors", "tensor _orig_mod.lm_head.weight"),
     "added tokens with other ids": (
-        lambda one: move_sid_tokens(one, shift=3),
+        lambda broken: move_sid_tokens(broken, shift=3),
         "added_tokens.json",
         "token <a_0>",
     ),
     "codes of ordinary tokens by text": (ordinary_tokens, "prompt.toml", "prompt.item"),
     "an adapter without matrices": (
-        lambda one: save_file({}, an_adapter(one) / "adapter_model.safetensors"),
+        lambda broken: save_file({}, an_adapter(broken) / "adapter_model.safetensors"),
         "adapter_model.safetensors",
         "",
     ),
     "a shard outside the folder": (
-        lambda one: (
-            (one.folder / "model.safetensors").rename(one.root / "other.safetensors"),
-            (one.folder / "model.safetensors.index.json").write_text(
+        lambda broken: (
+            (broken.folder / "model.safetensors").rename(broken.root / "other.safetensors"),
+            (broken.folder / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"x": "../../other.safetensors"}}'
             ),
         ),
@@ -274,70 +274,74 @@ REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
     "a token that joins blanks": (a_joining_token, "tokenizer.json", "token <a_12>"),
     "a pickled index": (a_pickled_index, "item-sid-mapping.pt", ""),
     "a token outside the vocabulary": (
-        lambda one: one.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>", "<c_300>"])),
+        lambda broken: broken.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>", "<c_300>"])),
         "Toys.index.json",
         "item i007",
     ),
     "a SID of several tokens": (
-        lambda one: one.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>", "[C:5]"])),
+        lambda broken: broken.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>", "[C:5]"])),
         "Toys.index.json",
         "item i007",
     ),
     "an unequal depth": (
-        lambda one: one.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>"])),
+        lambda broken: broken.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>"])),
         "Toys.index.json",
         "item i007",
     ),
-    "an empty index": (lambda one: one.options.index.write_text("{}"), "Toys.index.json", ""),
+    "an empty index": (lambda broken: broken.options.index.write_text("{}"), "Toys.index.json", ""),
     "an item twice": (
-        lambda one: one.options.index.write_text('{"1": ["<a_1>"], "1": ["<a_2>"]}'),
+        lambda broken: broken.options.index.write_text('{"1": ["<a_1>"], "1": ["<a_2>"]}'),
         "Toys.index.json",
         "item 1",
     ),
     "crowded codes": (
-        lambda one: one.sids(lambda sids: sids.update({f"x{n}": ["<a_3>", "<b_1>", "<c_1>"] for n in range(70)})),
+        lambda broken: broken.sids(lambda sids: sids.update({f"x{n}": ["<a_3>", "<b_1>", "<c_1>"] for n in range(70)})),
         "Toys.index.json",
         "",
     ),
     "an example of another format": (a_row_of_another_format, "rows.jsonl", "row 2"),
     "two places for the history": (
-        lambda one: one.write_prompt('[prompt]\nuser = "{history} and {history}:"'),
+        lambda broken: broken.write_prompt('[prompt]\nuser = "{history} and {history}:"'),
         "prompt.toml",
         "prompt.user",
     ),
     "an unknown key of a prompt": (
-        lambda one: one.write_prompt('[prompt]\nuser = "{history}"\nusr = "x"'),
+        lambda broken: broken.write_prompt('[prompt]\nuser = "{history}"\nusr = "x"'),
         "prompt.toml",
         "prompt.usr",
     ),
     "a prompt that is too long": (
-        lambda one: one.write_prompt('[prompt]\nuser = "{history}:"\nmax_items = 400'),
+        lambda broken: broken.write_prompt('[prompt]\nuser = "{history}:"\nmax_items = 400'),
         "config.json",
         "max_position_embeddings",
     ),
     "settings that are no object": (
-        lambda one: (one.folder / "generation_config.json").write_text("[]"),
+        lambda broken: (broken.folder / "generation_config.json").write_text("[]"),
         "generation_config.json",
         "",
     ),
-    "a config that is no object": (lambda one: (one.folder / "config.json").write_text("null"), "config.json", ""),
+    "a config that is no object": (
+        lambda broken: (broken.folder / "config.json").write_text("null"),
+        "config.json",
+        "",
+    ),
     "an index of flags": (
-        lambda one: one.sids(lambda sids: sids.update({item_id: [True, False, True] for item_id in sids})),
+        lambda broken: broken.sids(lambda sids: sids.update({item_id: [True, False, True] for item_id in sids})),
         "Toys.index.json",
         "item i000",
     ),
     "an index nested too deeply": (
-        lambda one: one.options.index.write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
+        lambda broken: broken.options.index.write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
         "Toys.index.json",
         "",
     ),
     "one item as text and as a floating-point number": (
-        lambda one: one.options.index.write_text('{"1": ["<a_1>"], "1.0": ["<a_2>"]}'),
+        lambda broken: broken.options.index.write_text('{"1": ["<a_1>"], "1.0": ["<a_2>"]}'),
         "Toys.index.json",
         "item 1",
     ),
     "weights of a smaller vocabulary": (
-        lambda one: one.options.index.write_text('{"item_id": "1", "token_ids": [1, 2, 900000]}'),
+        lambda broken: broken.options.index.write_text('{"item_id": "1", "token_ids": [1, 2, 900000]}'),
         "Toys.index.json",
         "item 1",
     ),
@@ -401,11 +405,11 @@ def test_an_adapter_of_junk_is_refused_by_its_path(broken: Broken) -> None:
     assert str(caught.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("place", ["", "shards/"])
-def test_a_merged_checkpoint_of_shards_is_no_adapter(broken: Broken, place: str) -> None:
+@pytest.mark.parametrize("subfolder", ["", "shards/"])
+def test_a_merged_checkpoint_of_shards_is_no_adapter(broken: Broken, subfolder: str) -> None:
     """A training that merged its adapter leaves adapter_config.json; shards keep their folder."""
     whole = broken.folder / "model.safetensors"
-    shard = broken.folder / place / "model-00001-of-00001.safetensors"
+    shard = broken.folder / subfolder / "model-00001-of-00001.safetensors"
     shard.parent.mkdir(exist_ok=True)
     names = [*load_file(whole)]
     whole.rename(shard)
@@ -485,10 +489,10 @@ def test_the_nearest_token_is_named(broken: Broken) -> None:
 
 def test_sampling_settings_are_reported_and_not_used(broken: Broken) -> None:
     """generation_config.json of an Instruct base is named in the report."""
-    said: list[str] = []
-    model = import_model(broken.options, broken.root, said.append)
+    sentences: list[str] = []
+    model = import_model(broken.options, broken.root, sentences.append)
 
-    assert any("repetition_penalty 1.05" in sentence for sentence in said)
+    assert any("repetition_penalty 1.05" in sentence for sentence in sentences)
     assert read_imported(broken.root, "toys").prompt == model.prompt
     with pytest.raises(Refused):
         read_imported(broken.root, "others")
@@ -496,14 +500,14 @@ def test_sampling_settings_are_reported_and_not_used(broken: Broken) -> None:
 
 def test_a_tokenizer_that_transformers_reads_otherwise_is_reported(broken: Broken) -> None:
     """The checkpoint's own split of blanks is not Qwen's, which AutoTokenizer takes for this family."""
-    said: list[str] = []
-    import_model(broken.options, broken.root, said.append)
+    sentences: list[str] = []
+    import_model(broken.options, broken.root, sentences.append)
     path = broken.folder / "tokenizer.json"
     Qwen2Tokenizer().save_pretrained(broken.root / "qwen")
     raw, qwen = (json.loads((where / "tokenizer.json").read_text()) for where in (broken.folder, broken.root / "qwen"))
     path.write_text(json.dumps(raw | {"pre_tokenizer": qwen["pre_tokenizer"]}))
 
-    assert any("AutoTokenizer" in sentence for sentence in said)
+    assert any("AutoTokenizer" in sentence for sentence in sentences)
     assert describe_splitting(broken.folder) == []
 
 
@@ -522,8 +526,8 @@ def test_an_adapter_is_folded_into_its_base(broken: Broken) -> None:
     model = import_model(replace(broken.options, checkpoint=adapter), broken.root, lambda _: None)
 
     before = load_file(broken.folder / "model.safetensors")[f"{name}.weight"]
-    found = load_file(model.decoder_dir / "model.safetensors")[f"{name}.weight"]
-    torch.testing.assert_close(found, before + 3.0 * high @ low)
+    weight = load_file(model.decoder_dir / "model.safetensors")[f"{name}.weight"]
+    torch.testing.assert_close(weight, before + 3.0 * high @ low)
 
 
 def test_a_prompt_with_titles_is_encoded_for_each_request(broken: Broken) -> None:
@@ -584,8 +588,8 @@ def test_tables_of_two_frameworks_are_recognised(tmp_path: Path) -> None:
         pl.DataFrame({"item_id": [7], "codebook": [code], "index": [0]}).write_parquet(folder / "item_to_sid.parquet")
 
     assert read_index(tmp_path / "video_pid2sid.parquet").sids == {"7": (3, 9, 5)}
-    found = read_index(tmp_path / "bundle")
-    assert (found.framework, found.sids, found.sizes) == ("torcheasyrec", {"7": (3, 9)}, (256, 256))
+    index = read_index(tmp_path / "bundle")
+    assert (index.framework, index.sids, index.sizes) == ("torcheasyrec", {"7": (3, 9)}, (256, 256))
 
 
 @pytest.mark.parametrize(

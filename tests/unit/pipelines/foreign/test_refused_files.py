@@ -115,7 +115,7 @@ def test_an_answer_is_read_where_reinforcement_learning_has_it(tmp_path: Path) -
     row = {"prompt": "history: <a_1>", "reward_model": {"style": "rule", "ground_truth": "<a_2>"}}
     (tmp_path / "test.jsonl").write_text(json.dumps(row))
 
-    assert [one.answer for one in read_examples(tmp_path / "test.jsonl", None)] == ["<a_2>"]
+    assert [example.answer for example in read_examples(tmp_path / "test.jsonl", None)] == ["<a_2>"]
 
 
 @pytest.mark.parametrize("read", [read_index, read_rows, read_prompt])
@@ -159,4 +159,4 @@ def test_any_json_is_an_index_or_is_refused(values: list[object], name: str) -> 
             return
 
     kind = str if index.kind == "names" else int
-    assert all(len(sid) == index.depth and all(isinstance(one, kind) for one in sid) for sid in index.sids.values())
+    assert all(len(sid) == index.depth and all(isinstance(code, kind) for code in sid) for sid in index.sids.values())

@@ -106,7 +106,7 @@ def test_a_source_that_grew_sends_what_is_new_and_one_that_changed_all(
 
     assert sum(shop.sent) == (first + more if changed else more)
     assert outcome.is_again == changed
-    titles = {name: one.title for name, one in shop.items.items() if one is not None}
+    titles = {name: state.title for name, state in shop.items.items() if state is not None}
     assert titles == {row["item_id"]: row["title"] for row in now}
 
 
@@ -175,7 +175,9 @@ def test_a_row_that_cannot_be_used_is_named_and_the_others_are_sent(tmp_path: Pa
     rows[3]["item_id"], rows[BATCH_ROWS + 1]["item_id"] = "", "x" * 300
     shop.run(rows)
 
-    assert {reason: one.rows for reason, one in shop.findings.set_aside.items()} == {"item_id": [5, BATCH_ROWS + 3]}
+    assert {reason: rejection.rows for reason, rejection in shop.findings.set_aside.items()} == {
+        "item_id": [5, BATCH_ROWS + 3]
+    }
     assert len(shop.items) == len(rows) - 2
 
 
@@ -209,17 +211,17 @@ def test_events_of_another_time_are_set_aside_or_kept_for_the_pipeline(tmp_path:
     now_s = 1_800_000_000
     path, old = tmp_path / "events.csv", OldEvents(tmp_path / "old.parquet")
     path.write_text(f"user_id,item_id,event_time\nu,a,{now_s - 60}\nu,b,{now_s - 90 * 86_400}\nu,c,{now_s + 3_600}\n")
-    found = {}
+    results = {}
     for name, table_of_old in (("without", None), ("with", old)):
         sent: list[tuple[bytes, bytes]] = []
         run = ImportRun(
             path=path, options=PLAIN, send=sent.extend, progress_file=tmp_path / name, scratch=tmp_path / "s"
         )
         _, findings = import_events(run, table_of_old, now_s * 1_000)
-        reasons = {reason.partition(" is ")[2][:7]: one.rows for reason, one in findings.set_aside.items()}
-        found[name] = [decode_interaction(value).item_id for _, value in sent], reasons
+        reasons = {reason.partition(" is ")[2][:7]: rejection.rows for reason, rejection in findings.set_aside.items()}
+        results[name] = [decode_interaction(value).item_id for _, value in sent], reasons
 
-    assert found == {"without": (["a"], {"too old": [3], "in the ": [4]}), "with": (["a"], {"in the ": [4]})}
+    assert results == {"without": (["a"], {"too old": [3], "in the ": [4]}), "with": (["a"], {"in the ": [4]})}
     assert old.finish() == 1
 
 
@@ -246,7 +248,7 @@ def test_an_erased_users_earlier_events_are_not_imported_again(tmp_path: Path) -
     _, findings = import_events(run, old, now_s * 1_000)
 
     events = [decode_interaction(value) for _, value in sent]
-    assert [(one.user_id, one.item_id) for one in events] == [("v", "b"), ("u", "c"), ("v", "c")]
+    assert [(event.user_id, event.item_id) for event in events] == [("v", "b"), ("u", "c"), ("v", "c")]
     assert old.finish() == 1
     assert [note.what for note in findings.notes] == [ERASED.replace("{n}", "2")]
 

@@ -40,10 +40,10 @@ def test_the_graph_is_the_decoder(decoder: Decoder, tmp_path: Path) -> None:
 
     for length in (2, 3, 17, 40):
         tokens = torch.randint(0, CATALOGUE.vocab_size, (1, length))
-        found = {name: session.run(None, {"tokens": tokens.numpy()})[0] for name, session in sessions.items()}
+        logits = {name: session.run(None, {"tokens": tokens.numpy()})[0] for name, session in sessions.items()}
         wanted = scores_of(decoder, tokens)
-        np.testing.assert_allclose(found["whole"], wanted, atol=1e-4 * np.abs(wanted).max())
-        assert 0 < np.abs(found["int8"] - wanted).max() < 0.1 * np.abs(wanted).max()
+        np.testing.assert_allclose(logits["whole"], wanted, atol=1e-4 * np.abs(wanted).max())
+        assert 0 < np.abs(logits["int8"] - wanted).max() < 0.1 * np.abs(wanted).max()
     assert (tmp_path / "int8.onnx").stat().st_size < (tmp_path / "whole.onnx").stat().st_size
 
 

@@ -63,10 +63,10 @@ def test_gradients_pass_the_rounding(decoder: Decoder) -> None:
         optimizer, losses = torch.optim.Adam(decoder.parameters(), lr=3e-3), []
         for _ in range(20):
             optimizer.zero_grad()
-            found = loss()
-            found.backward()
+            value = loss()
+            value.backward()
             assert all(parameter.grad is not None for parameter in decoder.parameters())
             optimizer.step()
-            losses.append(float(found.detach()))
+            losses.append(float(value.detach()))
 
     assert losses[-1] < 0.9 * losses[0]

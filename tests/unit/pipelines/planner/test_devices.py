@@ -44,9 +44,9 @@ def test_the_table_loads_without_torch_and_numpy() -> None:
 )
 def test_gpus_are_a_number_and_a_name(text: str, name: str, number: int) -> None:
     """Names are parsed in any case and in the spellings of published tables."""
-    found = parse_gpus(text)
+    gpus = parse_gpus(text)
 
-    assert (found.device.name, found.number) == (name, number)
+    assert (gpus.device.name, gpus.number) == (name, number)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_other_gpus_are_refused_by_the_option(text: str) -> None:
 )
 def test_a_drivers_name_leads_to_its_row(name: str, device: str | None) -> None:
     """The longest matching prefix counts, and L4 does not match L40S."""
-    found = device_of_driver(name)
+    match = device_of_driver(name)
 
-    assert (found.name if found else None) == device
+    assert (match.name if match else None) == device
 
 
 def test_a_row_is_complete() -> None:

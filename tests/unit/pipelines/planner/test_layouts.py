@@ -23,7 +23,7 @@ def test_the_bubble_of_eight_stages_and_32_micro_batches() -> None:
 def test_a_step_with_its_bubble_is_so_much_longer() -> None:
     """The planned pipeline has this idle fraction, apart from optimizer and communication."""
     plan = plan_training(llama(num_layers=32), parse_gpus("8xa100-80"), 32, 2_048, number=100)
-    (made,) = [one for one in plan.best if one.layout.pipeline == 8]
+    (made,) = [made for made in plan.best if made.layout.pipeline == 8]
 
     assert made.step.bubble_s / (made.step.total_s - made.step.optimizer_s) == pytest.approx(
         bubble_of_step(8, made.layout.accumulation)
@@ -45,7 +45,7 @@ def test_what_does_not_fit_is_refused_by_what_does_not(
     plan = plan_training(shape, parse_gpus(gpus), 32, length)
 
     assert plan.best == ()
-    assert all(each in plan.refusal for each in (*words, "not offered by this trainer"))
+    assert all(word in plan.refusal for word in (*words, "not offered by this trainer"))
 
 
 def test_resnet_50_on_four_gpus_is_ddp() -> None:
@@ -94,14 +94,14 @@ def test_every_layout_uses_all_gpus_for_the_whole_batch_within_the_memory(
     shape: Shape, gpus: str, batch: int, length: int
 ) -> None:
     """The three best layouts have different meshes, fit into memory, and are ordered by cost."""
-    found = parse_gpus(gpus)
-    plan = plan_training(shape, found, batch, length)
-    meshes = {(one.layout.data, one.layout.shard, one.layout.tensor, one.layout.pipeline) for one in plan.best}
+    cluster = parse_gpus(gpus)
+    plan = plan_training(shape, cluster, batch, length)
+    meshes = {(made.layout.data, made.layout.shard, made.layout.tensor, made.layout.pipeline) for made in plan.best}
 
     assert 1 <= len(plan.best) == len(meshes) <= 3
     for made in plan.best:
-        assert (made.layout.num_gpus, made.layout.batch) == (found.number, batch)
-        assert made.memory.total <= USABLE * found.device.memory_bytes
+        assert (made.layout.num_gpus, made.layout.batch) == (cluster.number, batch)
+        assert made.memory.total <= USABLE * cluster.device.memory_bytes
         assert made.step.low_s <= made.step.total_s <= made.step.high_s
     assert [made.cost for made in plan.best] == sorted(made.cost for made in plan.best)
 
@@ -138,10 +138,10 @@ def test_a_layout_that_is_asked_about_is_planned_only(text: str) -> None:
     gpus = parse_gpus("8xa100-80")
     asked = layout_asked(text, gpus.number)
     plan = plan_training(LLAMA_3_8B, gpus, 32, 2_048, asked=asked)
-    found = [made.layout for made in (*plan.best, *plan.smallest.values())]
+    layouts = [made.layout for made in (*plan.best, *plan.smallest.values())]
 
     assert plan.best or plan.refusal
-    for layout in found:
+    for layout in layouts:
         sizes = (layout.data, layout.shard, layout.tensor, layout.pipeline)
         assert sizes == (asked.data, asked.shard, asked.tensor, asked.pipeline)
         assert layout.micro_batch == (asked.micro_batch or layout.micro_batch)

@@ -41,7 +41,7 @@ def test_cores_are_idle_plus_rate_times_cost(part: str) -> None:
     request_ms = sum(MIX[tier] * MEASURED["cpu_ms_per_request"][tier].get(part, 0.0) for tier in TIERS)
     event_ms = MEASURED["cpu_ms_per_event"].get(part, 0.0)
 
-    (line,) = [one for one in plan(demand(events_rate=50.0), MEASURED).lines if one.part == part]
+    (line,) = [line for line in plan(demand(events_rate=50.0), MEASURED).lines if line.part == part]
 
     idle_ms = MEASURED["idle_cpu_ms_per_s"].get(part, 0.0)
     assert line.cores == pytest.approx((idle_ms + 100 * request_ms + 50 * event_ms) / 1_000)

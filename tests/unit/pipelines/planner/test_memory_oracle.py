@@ -144,10 +144,10 @@ def test_each_component_is_the_trackers_within_a_tenth(case: Case) -> None:
     """Weights, gradients, Adam's moments and activations are within a tenth of the tracker's."""
     is_whole = case.checkpointing == "none"
     step, (sizes, beside) = tracked(case, as_it_is if is_whole else checkpoint, autocasts=case.is_bf16), planned(case)
-    found = {name: step.after[kind] for name, kind in KINDS.items()}
-    found["activations"] = (step.kept if is_whole else step.kept_by_last_layer())[_MemRefType.ACT] - beside
+    measured = {name: step.after[kind] for name, kind in KINDS.items()}
+    measured["activations"] = (step.kept if is_whole else step.kept_by_last_layer())[_MemRefType.ACT] - beside
 
-    ratios = {name: sizes[name] / found[name] for name in found}
+    ratios = {name: sizes[name] / measured[name] for name in measured}
 
     assert all(0.9 <= ratio <= 1.1 for ratio in ratios.values()), ratios
 

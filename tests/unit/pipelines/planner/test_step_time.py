@@ -53,7 +53,9 @@ def test_a_technique_makes_its_part_of_the_step_shorter(execution: Execution, pa
     """The technique reduces its part of the step, and the interval comes from other trainers' runs."""
     layout = ParallelLayout(shard=2, tensor=4, pipeline=2, accumulation=8, checkpointing="full")
     gpus = parse_gpus("16xh100")
-    plain, faster = (step_time(LLAMA_2_7B, one, 2_048, gpus) for one in (layout, replace(layout, execution=execution)))
+    plain, faster = (
+        step_time(LLAMA_2_7B, variant, 2_048, gpus) for variant in (layout, replace(layout, execution=execution))
+    )
 
     assert getattr(faster, part) < 0.95 * getattr(plain, part)
     assert faster.group == "parallel"
@@ -89,9 +91,9 @@ def test_collectives_are_counted_by_rings() -> None:
     ddp = step_time(LLAMA_2_7B, ParallelLayout(data=8, accumulation=3), 2_048, gpus).collectives
     fsdp = step_time(LLAMA_2_7B, ParallelLayout(shard=8, accumulation=3), 2_048, gpus).collectives
 
-    assert [one.num_bytes for one in ddp] == [pytest.approx(2 * 7 / 8 * 4 * held)]
-    assert [one.num_bytes for one in fsdp] == [pytest.approx(3 * 7 / 8 * 4 * held)] * 2
-    assert {one.link for one in (*ddp, *fsdp)} == {"NVLink 4"}
+    assert [collective.num_bytes for collective in ddp] == [pytest.approx(2 * 7 / 8 * 4 * held)]
+    assert [collective.num_bytes for collective in fsdp] == [pytest.approx(3 * 7 / 8 * 4 * held)] * 2
+    assert {collective.link for collective in (*ddp, *fsdp)} == {"NVLink 4"}
 
 
 def test_a_group_over_nodes_uses_the_network_cards_of_its_members() -> None:

@@ -71,23 +71,23 @@ def changed(draw: random.Random, tree: Any) -> Any:
     if isinstance(tree, dict):
         kept = {key: changed(draw, value) for key, value in tree.items() if draw.random() > 0.01}
         return kept | ({draw.choice(list(kept or {"x": 0})): odd(draw)} if draw.random() < 0.05 else {})
-    return [changed(draw, one) for one in tree] if isinstance(tree, list) else tree
+    return [changed(draw, child) for child in tree] if isinstance(tree, list) else tree
 
 
 def flipped(draw: random.Random, content: bytes) -> bytes:
     """Change, cut or repeat bytes."""
     some = bytearray(content)
     for _ in range(draw.randint(1, 12)):
-        place = draw.randrange(len(some))
+        position = draw.randrange(len(some))
         match draw.randrange(4):
             case 0:
-                some[place] = draw.randrange(256)
+                some[position] = draw.randrange(256)
             case 1:
-                some[place : place + draw.randint(1, 8)] = b""
+                some[position : position + draw.randint(1, 8)] = b""
             case 2:
-                some[place:place] = draw.randbytes(draw.randint(1, 8))
+                some[position:position] = draw.randbytes(draw.randint(1, 8))
             case _:
-                some[place : place + 4] = draw.choice([b"\xff\xff\xff\xff", b"\0\0\0\0", b"[[[[", b"9999"])
+                some[position : position + 4] = draw.choice([b"\xff\xff\xff\xff", b"\0\0\0\0", b"[[[[", b"9999"])
         some = some or bytearray(b"x")
     return bytes(some[: draw.randrange(len(some))] if draw.random() < 0.1 else some)
 
@@ -103,10 +103,10 @@ def a_json(draw: random.Random, template: Path, path: Path) -> None:
 
 def cell(draw: random.Random) -> str | bytes | float | None:
     """Return a value of an SQLite type."""
-    found = odd(draw)
-    if isinstance(found, float | None):
-        return found
-    return draw.randbytes(3) if isinstance(found, list | dict) else str(found).encode(errors="replace").decode()
+    value = odd(draw)
+    if isinstance(value, float | None):
+        return value
+    return draw.randbytes(3) if isinstance(value, list | dict) else str(value).encode(errors="replace").decode()
 
 
 def a_report(draw: random.Random, template: Path, path: Path) -> None:

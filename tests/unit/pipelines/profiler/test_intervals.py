@@ -19,17 +19,17 @@ def moments(pairs) -> set[int]:
 @given(PAIRS)
 def test_a_union_holds_each_moment_once_in_order(pairs) -> None:
     """The result is sorted and disjoint, and covers the same microseconds."""
-    found = union_of(pairs)
+    union = union_of(pairs)
 
-    assert moments(found) == moments(pairs)
-    assert total(found) == len(moments(pairs))
-    assert (np.diff(found.ravel()) > 0).all()
+    assert moments(union) == moments(pairs)
+    assert total(union) == len(moments(pairs))
+    assert (np.diff(union.ravel()) > 0).all()
 
 
 @given(PAIRS, PAIRS)
 def test_intersection_and_difference_are_those_of_sets(left, right) -> None:
     """Intersection and difference equal the set operations."""
-    one, other = union_of(left), union_of(right)
+    first, other = union_of(left), union_of(right)
 
-    assert moments(intersect(one, other)) == moments(left) & moments(right)
-    assert moments(subtract(one, other)) == moments(left) - moments(right)
+    assert moments(intersect(first, other)) == moments(left) & moments(right)
+    assert moments(subtract(first, other)) == moments(left) - moments(right)

@@ -34,15 +34,15 @@ def read(tmp_path: Path) -> Callable[..., Trace]:
 
 def cost_in(trace: Trace) -> Cost | None:
     """Return the cost of a trace's only operation."""
-    (one,) = trace.of(ActivityKind.OPERATION)
-    return cost_of(one)
+    (operation,) = trace.of(ActivityKind.OPERATION)
+    return cost_of(operation)
 
 
 def recorded(step, tmp_path: Path) -> Trace:
     """Record a step with shapes by torch."""
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         step()
-    found.export_chrome_trace(str(tmp_path / "step.json"))
+    profiler.export_chrome_trace(str(tmp_path / "step.json"))
     (trace,) = read_traces([tmp_path / "step.json"])
     return trace
 
@@ -63,7 +63,7 @@ def test_flops_of_products_are_those_of_torch_s_counter(tmp_path: Path) -> None:
     trace = recorded(layers, tmp_path)
 
     leaves = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm")}
-    costs = [cost_of(one) for one in trace.of(ActivityKind.OPERATION) if one.name in leaves]
+    costs = [cost_of(operation) for operation in trace.of(ActivityKind.OPERATION) if operation.name in leaves]
     assert sum(cost.flops for cost in costs) == counter.get_total_flops()
 
 
@@ -78,8 +78,12 @@ def test_flops_of_attention_are_those_of_torch_s_formulas(tmp_path: Path) -> Non
     trace = recorded(attention, tmp_path)
 
     name = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    found = {one.name: cost_of(one).flops for one in trace.of(ActivityKind.OPERATION) if one.name.startswith(name)}
-    assert found == {
+    flops = {
+        operation.name: cost_of(operation).flops
+        for operation in trace.of(ActivityKind.OPERATION)
+        if operation.name.startswith(name)
+    }
+    assert flops == {
         name: sdpa_flop_count(shape, shape, shape),
         f"{name}_backward": sdpa_backward_flop_count(shape, shape, shape, shape),
     }
@@ -126,7 +130,7 @@ def test_kernels_count_for_the_operation_that_launched_them(read) -> None:
         kernel("of nobody", 50, 1, correlation=99),
     ]
     trace = read(*events, deviceProperties=A100)
-    work = [(one, one.duration_us) for one in trace.of(ActivityKind.KERNEL)]
+    work = [(kernel, kernel.duration_us) for kernel in trace.of(ActivityKind.KERNEL)]
 
     first, second = most_expensive(trace, 100.0, work)
 
@@ -161,18 +165,18 @@ def test_only_a_known_operation_explains_its_kernels(
     ]
     trace = read(*events, deviceProperties=A100)
 
-    (one,) = most_expensive(trace, 20_000.0, [(event, event.duration_us) for event in trace.of(ActivityKind.KERNEL)])
+    (row,) = most_expensive(trace, 20_000.0, [(event, event.duration_us) for event in trace.of(ActivityKind.KERNEL)])
 
-    assert (one.bound, one.roofline_share is not None) == (bound, has_roofline)
+    assert (row.bound, row.roofline_share is not None) == (bound, has_roofline)
 
 
 def test_more_flops_than_the_device_has_are_no_roofline(read) -> None:
     """If the FLOPs exceed the device's peak, the shapes are wrong and the roofline fraction is None."""
     trace = read(operation("aten::mm", 0, 100, **SQUARES), tailrace=MEASURED)
 
-    (one,) = most_expensive(trace, 100.0, [(event, event.duration_us) for event in trace.of(ActivityKind.OPERATION)])
+    (row,) = most_expensive(trace, 100.0, [(event, event.duration_us) for event in trace.of(ActivityKind.OPERATION)])
 
-    assert one.roofline_share is None
+    assert row.roofline_share is None
 
 
 def test_the_rows_of_attention_come_before_its_heads_in_some_operations(read) -> None:

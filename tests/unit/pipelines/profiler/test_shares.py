@@ -155,9 +155,9 @@ def test_only_the_launching_thread_explains_a_gap(tmp_path: Path, frames, share:
         events.append(operation(name, depth, length, thread=thread, category="python_function"))
 
     (trace,) = read_traces([write(tmp_path / "frames.json", events)])
-    found = dict(shares_of(activity_of(trace)).items())
+    shares = dict(shares_of(activity_of(trace)).items())
 
-    assert found[share] == pytest.approx(3 * 7_990 / 32_010, rel=0.01)
+    assert shares[share] == pytest.approx(3 * 7_990 / 32_010, rel=0.01)
 
 
 def test_a_loader_on_another_thread_hides_no_work(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_a_wait_before_the_first_operation_counts(tmp_path: Path) -> None:
     recorded.export_chrome_trace(str(tmp_path / "one.json"))
 
     (trace,) = read_traces([tmp_path / "one.json"])
-    found = profile_of(trace)
+    result = profile_of(trace)
 
-    assert found.parts.span_us > 200_000
-    assert found.verdict.bottleneck == "data wait"
+    assert result.parts.span_us > 200_000
+    assert result.verdict.bottleneck == "data wait"
 
 
 def test_several_ranks_have_a_row_each_and_one_sentence(tmp_path: Path) -> None:
@@ -236,13 +236,13 @@ def test_several_ranks_have_a_row_each_and_one_sentence(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{rank}.json", lost, distributedInfo={"rank": rank}) for rank in range(2)]
     paths.append(write(tmp_path / "2.json", [kernel(GEMM, 0, 10_000)], distributedInfo={"rank": 2}))
 
-    found = as_json([profile_of(one) for one in read_traces(paths)])
+    summary = as_json([profile_of(trace) for trace in read_traces(paths)])
 
-    assert [(row["rank"], row["bottleneck"]) for row in found["ranks"]] == [
+    assert [(row["rank"], row["bottleneck"]) for row in summary["ranks"]] == [
         (0, "communication"),
         (1, "communication"),
         (2, "compute"),
     ]
-    assert found["bottleneck"] == "communication"
-    assert found["sentence"].startswith("On 2 of 3 ranks: Communication is the bottleneck, with 80% of the time")
-    assert "span_us" not in found
+    assert summary["bottleneck"] == "communication"
+    assert summary["sentence"].startswith("On 2 of 3 ranks: Communication is the bottleneck, with 80% of the time")
+    assert "span_us" not in summary

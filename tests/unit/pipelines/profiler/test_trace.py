@@ -24,7 +24,7 @@ def test_a_compressed_trace_is_read_by_its_content(tmp_path: Path) -> None:
 
     (trace,) = read_traces([renamed])
 
-    assert [(one.start_us, one.end_us, one.kind) for one in trace.events] == [(0, 3, ActivityKind.KERNEL)]
+    assert [(event.start_us, event.end_us, event.kind) for event in trace.events] == [(0, 3, ActivityKind.KERNEL)]
 
 
 def test_old_categories_have_the_same_kinds(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_old_categories_have_the_same_kinds(tmp_path: Path) -> None:
 
     (trace,) = read_traces([write(tmp_path / "old.json", events)])
 
-    assert [one.kind for one in trace.events] == [
+    assert [event.kind for event in trace.events] == [
         ActivityKind.KERNEL, ActivityKind.COPY, ActivityKind.COPY, ActivityKind.OPERATION, ActivityKind.RANGE, ActivityKind.RUNTIME,
     ]  # fmt: skip
 
@@ -53,7 +53,7 @@ def test_traces_without_kineto_have_their_kinds_by_process(tmp_path: Path) -> No
 
     (trace,) = read_traces([tmp_path / "plain.json"])
 
-    assert {"aten::ones", "aten::add"} <= {one.name for one in trace.of(ActivityKind.OPERATION)}
+    assert {"aten::ones", "aten::add"} <= {event.name for event in trace.of(ActivityKind.OPERATION)}
 
 
 def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -
 
     (trace,) = read_traces([write(tmp_path / "odd.json", [*odd, kernel("k", 5, 3)])])
 
-    assert [one.name for one in trace.events] == ["k", ""]
+    assert [event.name for event in trace.events] == ["k", ""]
     assert sorted(trace.notes) == [
         "1 events were skipped: a duration is negative",
         "2 events were skipped: no object",
@@ -99,7 +99,11 @@ def test_begin_and_end_are_matched_within_their_thread(tmp_path: Path) -> None:
 
     (trace,) = read_traces([path])
 
-    assert [(one.name, one.duration_us) for one in trace.events] == [("outer", 5), ("other thread", 7), ("inner", 1)]
+    assert [(event.name, event.duration_us) for event in trace.events] == [
+        ("outer", 5),
+        ("other thread", 7),
+        ("inner", 1),
+    ]
 
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
@@ -146,8 +150,8 @@ def test_ranks_come_by_their_number_and_else_in_order(tmp_path: Path) -> None:
     )
     same = write(tmp_path / "same.json", [kernel("k", 0, 3)], distributedInfo={"rank": 2})
 
-    assert [(one.rank, one.path) for one in read_traces([first, second])] == [(1, second), (2, first)]
-    assert [(one.rank, one.path) for one in read_traces([first, same])] == [(0, first), (1, same)]
+    assert [(trace.rank, trace.path) for trace in read_traces([first, second])] == [(1, second), (2, first)]
+    assert [(trace.rank, trace.path) for trace in read_traces([first, same])] == [(0, first), (1, same)]
 
 
 PROCESS = 0x0001_0000_4200_0000
@@ -183,7 +187,7 @@ def test_an_nsys_report_holds_a_rank_for_each_process(tmp_path: Path) -> None:
     """Times are converted to microseconds, names resolved from the string table, torch's NVTX ranges are operations."""
     first, second = read_traces([nsys_report(tmp_path / "report.sqlite")])
 
-    assert [(one.kind, one.name, one.start_us, one.end_us) for one in first.events] == [
+    assert [(event.kind, event.name, event.start_us, event.end_us) for event in first.events] == [
         (ActivityKind.RANGE, "step", 0, 20),
         (ActivityKind.OPERATION, "aten::mm", 0.4, 0.9),
         (ActivityKind.RUNTIME, "cudaLaunchKernel", 0.5, 0.8),
@@ -191,7 +195,7 @@ def test_an_nsys_report_holds_a_rank_for_each_process(tmp_path: Path) -> None:
         (ActivityKind.KERNEL, "void cutlass::Kernel<gemm>", 5, 9),
         (ActivityKind.KERNEL, "ncclDevKernel_AllReduce", 8, 15),
     ]
-    assert [one.device for one in second.events] == [1]
+    assert [event.device for event in second.events] == [1]
     assert first.device_names[0] == "NVIDIA A100-SXM4-80GB"
 
 
@@ -252,7 +256,7 @@ def test_pages_that_lead_to_each_other_end(tmp_path: Path) -> None:
     start = (root - 1) * 4_096
     children = int.from_bytes(pages[start + 3 : start + 5], "big")
     places = [start + 12 + 2 * number for number in range(children)]
-    cells = [start + int.from_bytes(pages[place : place + 2], "big") for place in places]
+    cells = [start + int.from_bytes(pages[offset : offset + 2], "big") for offset in places]
     leaf = pages[cells[0] : cells[0] + 4]
     for level in range(6):  # a chain of interior pages; every cell leads to the next page
         target = leaf if level == 5 else (int.from_bytes(leaf, "big") + level + 1).to_bytes(4, "big")

@@ -161,7 +161,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", PLANTS)
 def test_a_plant_is_named(planted: Path, kind: str) -> None:
     """A planted bottleneck of each kind is named."""
-    found = profile_of(read_traces([planted / kind / f"{PLANTS[kind]}.json"])[0])
+    profile = profile_of(read_traces([planted / kind / f"{PLANTS[kind]}.json"])[0])
 
-    assert found.verdict.bottleneck == kind, found.shares
-    assert sum(share for _, share in found.shares.items()) == pytest.approx(1)
+    assert profile.verdict.bottleneck == kind, profile.shares
+    assert sum(share for _, share in profile.shares.items()) == pytest.approx(1)

@@ -65,10 +65,10 @@ def test_the_page_has_what_a_reader_decides_by(built: Built, manifest: dict[str,
     page = render("v2", manifest, report)
 
     assert page.startswith("# Bundle v2\n")
-    for name, found in report["metrics"].items():
-        low, high = found["ndcg@10_interval"]
-        assert f"| {name} | {found['ndcg@10']:.4f} | [{low:.4f}, {high:.4f}] |" in page
-        assert f"| {name} | {found['coverage@10']:.1%} | {found['calibration@10']:.2f} [" in page
+    for name, metrics in report["metrics"].items():
+        low, high = metrics["ndcg@10_interval"]
+        assert f"| {name} | {metrics['ndcg@10']:.4f} | [{low:.4f}, {high:.4f}] |" in page
+        assert f"| {name} | {metrics['coverage@10']:.1%} | {metrics['calibration@10']:.2f} [" in page
     for row in report["gain"]:
         both = f"{row['llm_ndcg']:.4f} | {row['student_ndcg']:.4f}"
         assert f"| {row['slice']} | {row['num_cases']} | {both} | {row['llm_minus_student']:+.4f} |" in page
@@ -111,11 +111,11 @@ def test_a_plot_keeps_the_order_of_its_values(rows: list[list[float]], *, zero: 
     _, *lines, scale, _ = interval_plot(named, zero=zero).splitlines()  # type: ignore[arg-type]
 
     drawn = [re.fullmatch(r"row\d  (.{40})  [+-]?\d\.\d{4}", line) for line in lines]
-    bodies = [found[1] for found in drawn if found]
+    bodies = [match[1] for match in drawn if match]
     places = [(min(body.index(mark) for mark in "-o" if mark in body), body.index("o")) for body in bodies]
     assert len(bodies) == len(rows)
     assert len(scale.strip().split()) == 2
     assert all(first <= mean for first, mean in places)
-    for (_, _, mean, _), (_, place) in zip(named, places, strict=True):
+    for (_, _, mean, _), (_, position) in zip(named, places, strict=True):
         for (_, _, other, _), (_, elsewhere) in zip(named, places, strict=True):
-            assert place <= elsewhere or mean >= other
+            assert position <= elsewhere or mean >= other

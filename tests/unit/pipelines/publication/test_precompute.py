@@ -52,21 +52,21 @@ def test_lists_are_what_scoring_everything_would_give_and_the_llm_tier_answers(
     scorer = DecoderScorer(load_decoder(ranker.decoder_dir, torch.float32, "cpu"), catalogue, Prompt(10, 5))
     loaded = load_bundle(BundleStore(built.assembled / "bundles").open("v1"), EngineConfig(), torch.float32, "cpu")
     rows = {row.user_id: row for row in read_rows(tmp_path)}
-    for one in HISTORIES:
-        row, seen = rows[one.user_id], catalogue.indices(one.item_ids)
+    for history in HISTORIES:
+        row, seen = rows[history.user_id], catalogue.indices(history.item_ids)
         (scores,) = scorer([np.array(seen, dtype=np.int64)])
         scores[seen] = -np.inf
         best = np.argsort(-scores, kind="stable")[: min(5, len(catalogue.item_ids) - len(seen))]
         assert row.item_ids == tuple(catalogue.item_ids[index] for index in best)
-        assert (row.bundle_version, row.made_from_row_us) == ("v1", one.row_time_us)
+        assert (row.bundle_version, row.made_from_row_us) == ("v1", history.row_time_us)
         request = RankRequest(
             request_id=row.user_id,
             user_id=row.user_id,
             bundle_version="v1",
-            history_item_ids=one.item_ids,
+            history_item_ids=history.item_ids,
             k=5,
             budget_ms=1e9,
-            excluded_item_ids=one.item_ids,
+            excluded_item_ids=history.item_ids,
         )
         loaded.engine_call(request, 1e12)(loaded.engine, row.user_id, 0.0)
         (outcome,) = loaded.engine.step(0.0)

@@ -77,16 +77,16 @@ def test_the_refit_learns_every_event_and_the_judged_pair_the_same_as_ever(built
 
 def test_what_serves_predicts_the_newest_events_better_and_lists_much_the_same(built: Built, refitted: Path) -> None:
     """After the refit both models predict the newest events better, with mostly the same lists."""
-    found = read_found(refitted)
+    report = read_found(refitted)
 
-    refuse(found)
-    assert (found["num_events"], found["num_events_judged"]) == (480, 400)
+    refuse(report)
+    assert (report["num_events"], report["num_events_judged"]) == (480, 400)
     metrics = read_report(built.evaluated)["metrics"]
-    for name, row in found["models"].items():
+    for name, row in report["models"].items():
         assert row["newest_loss"] < row["newest_loss_judged"]
         assert row["newest_ndcg_judged"] == pytest.approx(metrics[name]["ndcg@10"])
         assert row["in_common"] > 0.5
-    assert describe(found).startswith("refit on 480 events; the judged models had learned 400: the decoder's")
+    assert describe(report).startswith("refit on 480 events; the judged models had learned 400: the decoder's")
 
 
 def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(built, refitted, tmp_path) -> None:
@@ -101,9 +101,9 @@ def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(built,
 
     refit(other, RECIPE, tmp_path / "out", checkpoints_in(tmp_path / "s"), silent)
 
-    one, other = (load_pair(folder, CPU) for folder in (refitted, tmp_path / "out"))
-    assert torch.equal(weights(one.decoder), weights(other.decoder))
-    assert not torch.allclose(weights(one.student), weights(other.student), atol=1e-3)
+    pair, other = (load_pair(folder, CPU) for folder in (refitted, tmp_path / "out"))
+    assert torch.equal(weights(pair.decoder), weights(other.decoder))
+    assert not torch.allclose(weights(pair.student), weights(other.student), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(built,
 def test_weights_that_are_not_what_was_judged_are_refused(change: dict[str, Any], words: str) -> None:
     """The error names the model, the finding, and the way to publish the judged pair."""
     sound = {"newest_loss": 2.0, "newest_loss_judged": 3.0, "in_common": 0.6, "is_finite": True}
-    found = {"models": {"decoder": sound, "student": sound | change}, "least_in_common": 0.3}
+    report = {"models": {"decoder": sound, "student": sound | change}, "least_in_common": 0.3}
 
-    assert len(find_problems(found)) == 1
+    assert len(find_problems(report)) == 1
     with pytest.raises(StageFailed, match=f"stage refit: {words}.*nothing was published .--no-refit publishes"):
-        refuse(found)
+        refuse(report)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_weights_that_are_not_what_was_judged_are_refused(change: dict[str, Any]
 )
 def test_a_quarter_of_the_epochs_or_enough_steps(num_events, num_known, batch, epochs, share, start_share) -> None:
     """Small data gets more epochs than a quarter, and weights are averaged with the start only for few new events."""
-    found = onward(num_events, num_known, batch, epochs)
+    plan = onward(num_events, num_known, batch, epochs)
 
-    assert (found.epochs, found.start_share) == (share, start_share)
+    assert (plan.epochs, plan.start_share) == (share, start_share)
 
 
 def test_lists_are_compared_by_their_items() -> None:

@@ -19,9 +19,9 @@ MIXER = {
 def events_of(*users: list[str]) -> pl.DataFrame:
     """Return the users' events as the stage `ingest` writes them, one second apart."""
     rows = [
-        (f"u{number}", item, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=place), 1.0)
+        (f"u{number}", item, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=index), 1.0)
         for number, items in enumerate(users)
-        for place, item in enumerate(items)
+        for index, item in enumerate(items)
     ]
     return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time", "count"], orient="row")
 

@@ -90,11 +90,11 @@ def test_where_all_rows_find_less_than_the_aim_as_much_is_found_but_a_margin(clu
 
     assert table is not None
     everything = replace(table, num_scored=2_000)
-    ranker, found = StudentRanker(tmp_path / "student.onnx"), []
+    ranker, lists = StudentRanker(tmp_path / "student.onnx"), []
     for history in histories:
         allowed = ~np.isin(np.arange(2_000), history)
-        found.append(everything.best(ranker.state(history.tolist()), allowed, 10)[0])
-    assert student_table.recall(found, student_table.exact_top(student, histories)) - table.recall <= 0.005
+        lists.append(everything.best(ranker.state(history.tolist()), allowed, 10)[0])
+    assert student_table.recall(lists, student_table.exact_top(student, histories)) - table.recall <= 0.005
     assert table.num_scored < 2_000
 
 

@@ -43,7 +43,7 @@ def read_some(user_ids: Any) -> dict[str, UserHistory]:
     """Return rows with a few items of the ring; u0 has no row, and u1 only unknown items."""
     rows = {"u1": history(1, ("gone",))}
     for number in range(2, NUM_USERS):
-        items = tuple(f"i{(number + place) % 30:02}" for place in range(1 + number % 4))
+        items = tuple(f"i{(number + index) % 30:02}" for index in range(1 + number % 4))
         rows[f"u{number}"] = history(number, items, disliked=(f"i{(number + 9) % 30:02}",))
     return {user_id: rows[user_id] for user_id in user_ids if user_id in rows}
 

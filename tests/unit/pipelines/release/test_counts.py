@@ -59,7 +59,7 @@ def shown(number: int, **changes: Any) -> Impression:
 
 impressions = st.builds(
     lambda number, user, items, late_ms, reason: shown(
-        number, user_id=USERS[user], item_ids=tuple(ITEMS[place] for place in items), elapsed_ms=late_ms, reason=reason
+        number, user_id=USERS[user], item_ids=tuple(ITEMS[index] for index in items), elapsed_ms=late_ms, reason=reason
     ),
     st.integers(0, 300),
     st.integers(0, 5),
@@ -85,15 +85,22 @@ clicks = st.builds(
 
 def counted(lists: Sequence[Impression], events: Sequence[Interaction]) -> dict[bool, dict[str, dict[str, float]]]:
     """Count slowly: each list once, each event once, each click searched among all lists."""
-    distinct = {(one.request_id, one.user_id, one.shown_time_ms): one for one in reversed(lists)}
-    first = {one.event_id: one for one in sorted(events, key=lambda one: -one.event_time_ms)}
+    distinct = {
+        (impression.request_id, impression.user_id, impression.shown_time_ms): impression
+        for impression in reversed(lists)
+    }
+    first = {event.event_id: event for event in sorted(events, key=lambda event: -event.event_time_ms)}
     clicked = set()
     for event in first.values():
         fitting = []
-        for key, one in distinct.items():
+        for key, impression in distinct.items():
             slack_ms = 60_000 if event.request_id else 0
             is_its = key[0] == event.request_id if event.request_id else True
-            if is_its and event.item_id in one.item_ids and one.shown_time_ms <= event.event_time_ms + slack_ms:
+            if (
+                is_its
+                and event.item_id in impression.item_ids
+                and impression.shown_time_ms <= event.event_time_ms + slack_ms
+            ):
                 fitting.append(key)
         if not event.request_id:
             fitting = [key for key in fitting if key[1] == event.user_id]
@@ -102,31 +109,33 @@ def counted(lists: Sequence[Impression], events: Sequence[Interaction]) -> dict[
             if key[1] == event.user_id and event.event_time_ms - key[2] <= WINDOW_MS:
                 clicked.add((key, event.item_id))
     totals: dict[bool, dict[str, dict[str, float]]] = {True: {}, False: {}}
-    for key, one in distinct.items():
+    for key, impression in distinct.items():
         assert key[1] is not None
         user = totals[is_candidate(key[1])].setdefault(key[1], defaultdict(float))
         user["lists"] += 1
-        user["latency"] += min(one.elapsed_ms or 0.0, 100.0)
-        user["late"] += (one.elapsed_ms or 0.0) > 100
-        user["failed"] += one.reason == "student_failed"
-        user["clicks"] += sum((key, item) in clicked for item in set(one.item_ids))
+        user["latency"] += min(impression.elapsed_ms or 0.0, 100.0)
+        user["late"] += (impression.elapsed_ms or 0.0) > 100
+        user["failed"] += impression.reason == "student_failed"
+        user["clicks"] += sum((key, item) in clicked for item in set(impression.item_ids))
     return totals
 
 
 def sums(users: dict[str, dict[str, float]], total: str) -> UserSums:
-    return UserSums.of(*(np.array([one[name] for one in users.values()], dtype=float) for name in (total, "lists")))
+    return UserSums.of(*(np.array([user[name] for user in users.values()], dtype=float) for name in (total, "lists")))
 
 
-def near(one: UserSums, other: UserSums) -> bool:
+def near(first: UserSums, other: UserSums) -> bool:
     """Return whether two sums are equal up to rounding."""
-    pairs = ((getattr(one, name), getattr(other, name)) for name in UserSums.__dataclass_fields__)
+    pairs = ((getattr(first, name), getattr(other, name)) for name in UserSums.__dataclass_fields__)
     return all(math.isclose(left, right, abs_tol=1e-6) for left, right in pairs)
 
 
 @settings(max_examples=60)
 @given(
     st.lists(impressions, max_size=25),
-    st.lists(clicks, max_size=25, unique_by=lambda one: (one.event_id, one.event_time_ms)),  # else none is the first
+    st.lists(
+        clicks, max_size=25, unique_by=lambda click: (click.event_id, click.event_time_ms)
+    ),  # else none is the first
     st.randoms(),
     st.integers(0, 3),
 )
@@ -135,13 +144,18 @@ def test_counts_are_those_of_all_records(
 ) -> None:
     """Records in any order, with repeats and intermediate looks, give the counts of a single slow pass."""
     counts = StageCounts("default", CANARY, "old", window_ms=WINDOW_MS, grace_ms=GRACE_MS)
-    distinct = list({(one.request_id, one.user_id, one.shown_time_ms): one for one in lists}.values())
+    distinct = list(
+        {
+            (impression.request_id, impression.user_id, impression.shown_time_ms): impression for impression in lists
+        }.values()
+    )
     sent: list[Impression | Interaction] = [*distinct, *events, *(distinct + events)[:num_repeats]]
     draw.shuffle(sent)
     cut = draw.randint(0, len(sent))
     for part in (sent[:cut], sent[cut:]):
         counts.add(
-            [one for one in part if isinstance(one, Impression)], [one for one in part if isinstance(one, Interaction)]
+            [record for record in part if isinstance(record, Impression)],
+            [record for record in part if isinstance(record, Interaction)],
         )
         seen = counts.look(SINCE_MS)
 
@@ -152,25 +166,29 @@ def test_counts_are_those_of_all_records(
     for of, fast in ((True, (clicked.candidate, latency.candidate)), (False, (clicked.control, latency.control))):
         assert near(fast[0], sums(slow[of], "clicks"))
         assert near(fast[1], sums(slow[of], "latency"))
-    hit = [sum(one["failed"] > 0 for one in slow[of].values()) for of in (True, False)]
+    hit = [sum(user["failed"] > 0 for user in slow[of].values()) for of in (True, False)]
     assert isinstance(failed, Affected)
     assert (failed.candidate, failed.control) == (hit[0], hit[1])
     assert failed.lists is not None
     assert near(failed.lists.candidate, sums(slow[True], "failed"))
-    assert seen.num_lists == tuple(sum(one["lists"] for one in slow[of].values()) for of in (True, False))
+    assert seen.num_lists == tuple(sum(user["lists"] for user in slow[of].values()) for of in (True, False))
 
 
 @settings(max_examples=20)
-@given(st.lists(impressions, max_size=25), st.lists(clicks, max_size=25, unique_by=lambda one: one.event_id))
+@given(st.lists(impressions, max_size=25), st.lists(clicks, max_size=25, unique_by=lambda click: click.event_id))
 def test_closed_impressions_keep_their_counts(lists: list[Impression], events: list[Interaction]) -> None:
     """Closing old impressions at regular looks does not change the counts."""
-    distinct = list({(one.request_id, one.user_id, one.shown_time_ms): one for one in lists}.values())
+    distinct = list(
+        {
+            (impression.request_id, impression.user_id, impression.shown_time_ms): impression for impression in lists
+        }.values()
+    )
     closing = StageCounts("default", CANARY, "old", window_ms=WINDOW_MS, grace_ms=GRACE_MS)
     open_ones = StageCounts("default", CANARY, "old", window_ms=WINDOW_MS, grace_ms=10**12)
     for second in range(0, 700, 70):
         now_ms = SINCE_MS + second * 1_000
-        new = [one for one in distinct if now_ms - 70_000 <= one.shown_time_ms < now_ms]
-        clicked = [one for one in events if now_ms - 70_000 <= one.event_time_ms < now_ms]
+        new = [impression for impression in distinct if now_ms - 70_000 <= impression.shown_time_ms < now_ms]
+        clicked = [event for event in events if now_ms - 70_000 <= event.event_time_ms < now_ms]
         for counts in (closing, open_ones):
             counts.add(new, clicked)
             seen = counts.look(now_ms)
@@ -205,7 +223,7 @@ def test_foreign_impressions_are_left_out() -> None:
 
 def test_the_version_that_should_not_have_answered_is_noticed() -> None:
     """Lists of the candidate's users made by the live version count for the candidate, with their fraction."""
-    user = next(one for one in USERS if is_candidate(one))
+    user = next(user for user in USERS if is_candidate(user))
     counts = StageCounts("default", CANARY, "old")
     counts.add([shown(n, user_id=user, bundle_version="old" if n < 3 else "new") for n in range(12)], [])
 
@@ -216,9 +234,9 @@ def test_the_version_that_should_not_have_answered_is_noticed() -> None:
 
 def test_variety_is_what_the_list_before_of_another_user_did_not_hold() -> None:
     """Variety is the fraction of items not in another user's previous list; a user's own previous list is skipped."""
-    one, other = [user for user in USERS if is_candidate(user)][:2]
+    first, other = [user for user in USERS if is_candidate(user)][:2]
     counts = StageCounts("default", CANARY, "old")
-    lists = [("abcd", one), ("abef", other), ("wxyz", other)]
+    lists = [("abcd", first), ("abef", other), ("wxyz", other)]
     counts.add([shown(n, user_id=user, item_ids=tuple(items)) for n, (items, user) in enumerate(lists)], [])
 
     variety = counts.look(SINCE_MS).counts["variety"]
@@ -256,13 +274,13 @@ def test_requests_that_got_no_list_are_counted_by_assigned_user(part: float) -> 
             changes = (
                 {"item_ids": (), "tier": "", "reason": "", "failure": "internal", "elapsed_ms": None} if fails else {}
             )
-            one = shown(number, user_id=user_id)
-            lists.append(msgspec.structs.replace(one, shown_time_ms=SINCE_MS + 100 * number, **changes))
+            impression = shown(number, user_id=user_id)
+            lists.append(msgspec.structs.replace(impression, shown_time_ms=SINCE_MS + 100 * number, **changes))
         counts.add(lists, [])
         seen = counts.look(SINCE_MS + 700_000)
         outcomes[failing] = decide(releasing, seen, SINCE_MS + 700_000)
-        assert sum(seen.num_new) == sum(seen.num_users) == len({one.user_id for one in lists})
-        assert sum(seen.num_lists) == sum(one.failure is None for one in lists)
+        assert sum(seen.num_new) == sum(seen.num_users) == len({impression.user_id for impression in lists})
+        assert sum(seen.num_lists) == sum(impression.failure is None for impression in lists)
 
     assert not outcomes[0.0].lost_users
     assert outcomes[0.0].act is not Act.WITHDRAW
@@ -272,7 +290,7 @@ def test_requests_that_got_no_list_are_counted_by_assigned_user(part: float) -> 
 def test_failures_are_told_from_refusals_and_empty_lists() -> None:
     """Failures, refusals and empty lists are counted separately by user."""
     user = next(user for user in USERS if is_candidate(user))
-    other = next(one for one in USERS if is_candidate(one) and one != user)
+    other = next(candidate for candidate in USERS if is_candidate(candidate) and candidate != user)
     counts = StageCounts("default", CANARY, "old")
     counts.add(
         [
@@ -285,8 +303,8 @@ def test_failures_are_told_from_refusals_and_empty_lists() -> None:
         [],
     )
 
-    found = counts.look(SINCE_MS + 9_000)
+    seen = counts.look(SINCE_MS + 9_000)
 
-    hit = {name: one.candidate for name, one in found.counts.items() if isinstance(one, Affected)}
+    hit = {name: count.candidate for name, count in seen.counts.items() if isinstance(count, Affected)}
     assert {name: hit[name] for name in ("errors", "refusals", "missing")} == {"errors": 1, "refusals": 1, "missing": 1}
-    assert found.num_lists[0] == 3
+    assert seen.num_lists[0] == 3

@@ -33,13 +33,13 @@ LATER_MS = CANARY.since_ms + 700_000
 def means(candidate: float, control: float, num: int) -> Means:
     """Build users with four lists each, with this mean and a spread of a tenth."""
     spread = np.tile([0.9, 1.1], num // 2) * 4
-    return Means(*(UserSums.of(spread * one, np.full(num, 4.0)) for one in (candidate, control)))
+    return Means(*(UserSums.of(spread * mean, np.full(num, 4.0)) for mean in (candidate, control)))
 
 
 def rare(candidate: int, control: int, num: int = 5_000) -> Affected:
     """Build counts of a rare outcome that affects this many users of each version once."""
-    hit = (np.arange(num) < one for one in (candidate, control))
-    return Affected(candidate, control, Means(*(UserSums.of(one.astype(float), np.full(num, 4.0)) for one in hit)))
+    hit = (np.arange(num) < num_hit for num_hit in (candidate, control))
+    return Affected(candidate, control, Means(*(UserSums.of(hits.astype(float), np.full(num, 4.0)) for hits in hit)))
 
 
 def seen(num: int = 5_000, **changes: Any) -> StageResults:
@@ -55,15 +55,15 @@ def seen(num: int = 5_000, **changes: Any) -> StageResults:
         **{name: means(20.0, 20.0, num) for name in ("latency", "latency:llm", "latency:student")},
         "latency:precomputed": means(20.0, 20.0, 2),
     }
-    counts |= {name: one for name, one in changes.items() if name in counts}
+    counts |= {name: value for name, value in changes.items() if name in counts}
     built = StageResults(counts=counts, share=0.5, num_users=(num, num), num_lists=(4 * num, 4 * num), stray_share=0.0)
-    return replace(built, **{name: one for name, one in changes.items() if name not in counts})
+    return replace(built, **{name: value for name, value in changes.items() if name not in counts})
 
 
 def test_equal_goes_on_and_after_the_last_stage_live() -> None:
     """An equal candidate moves on after its stage's time without waiting for rare tiers, and is finally promoted."""
-    found = decide(CANARY, seen(), LATER_MS)
-    assert (found.act, found.verdict and found.verdict.outcome) == (Act.MOVE_ON, Outcome.NO_WORSE)
+    decision = decide(CANARY, seen(), LATER_MS)
+    assert (decision.act, decision.verdict and decision.verdict.outcome) == (Act.MOVE_ON, Outcome.NO_WORSE)
 
     last = replace(CANARY, stage=1)
     assert decide(last, seen(), LATER_MS).act is Act.PROMOTE
@@ -73,18 +73,18 @@ def test_equal_goes_on_and_after_the_last_stage_live() -> None:
 def test_worse_is_withdrawn_at_once_also_by_hand() -> None:
     """A worse candidate is withdrawn before the stage ends, also in a manual release, with the guard as reason."""
     for canary in (CANARY, replace(CANARY, by_hand=True)):
-        found = decide(canary, seen(latency=means(26.0, 20.0, 5_000)), CANARY.since_ms + 1_000)
+        decision = decide(canary, seen(latency=means(26.0, 20.0, 5_000)), CANARY.since_ms + 1_000)
 
-        assert found.act is Act.WITHDRAW
-        assert found.reason.startswith("latency worse: worse by +30.0%")
+        assert decision.act is Act.WITHDRAW
+        assert decision.reason.startswith("latency worse: worse by +30.0%")
 
 
 @pytest.mark.parametrize("guard", ["errors", "refusals", "missing"])
 def test_what_gets_no_list_counts(guard: str) -> None:
     """Failures, refusals or empty lists for 30 % or 3 % of the candidate's users lead to withdrawal."""
     for hit in (1_500, 150):
-        found = decide(CANARY, seen(**{guard: rare(hit, 0)}), LATER_MS)
-        assert (found.act, guard in found.reason) == (Act.WITHDRAW, True)
+        decision = decide(CANARY, seen(**{guard: rare(hit, 0)}), LATER_MS)
+        assert (decision.act, guard in decision.reason) == (Act.WITHDRAW, True)
 
 
 def test_an_analysis_that_lost_users_stays() -> None:
@@ -139,10 +139,10 @@ def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
 )
 def test_what_is_not_known_stays_and_is_named(changes: dict[str, Any], now_ms: int, lacking: str) -> None:
     """Too few users, foreign answers, remaining time and inconclusive failures keep the stage, with the reason."""
-    found = decide(CANARY, seen(**changes), now_ms)
+    decision = decide(CANARY, seen(**changes), now_ms)
 
-    assert found.act is Act.STAY
-    assert lacking in found.reason
+    assert decision.act is Act.STAY
+    assert lacking in decision.reason
 
 
 def test_clicks_and_variety_are_waited_for_where_there_are_any() -> None:
@@ -155,9 +155,9 @@ def test_clicks_and_variety_are_waited_for_where_there_are_any() -> None:
 
 def test_by_hand_it_stays_with_the_next_command() -> None:
     """A manual release stays and names the command to continue."""
-    found = decide(replace(CANARY, by_hand=True), seen(), LATER_MS)
+    decision = decide(replace(CANARY, by_hand=True), seen(), LATER_MS)
 
-    assert (found.act, "tailrace release --next" in found.reason) == (Act.STAY, True)
+    assert (decision.act, "tailrace release --next" in decision.reason) == (Act.STAY, True)
 
 
 def test_small_stages_are_asked_to_exclude_large_losses_alone() -> None:
@@ -177,7 +177,7 @@ def test_stages_share_the_false_alarms() -> None:
     """With more stages, each stage needs more evidence."""
     few = seen(errors=rare(11, 0))
     five = replace(
-        CANARY, stages=(*(CanaryStage(0.1 * one, 1.0) for one in range(1, 5)), CanaryStage(0.5, 1.0)), stage=4
+        CANARY, stages=(*(CanaryStage(0.1 * step, 1.0) for step in range(1, 5)), CanaryStage(0.5, 1.0)), stage=4
     )
 
     assert judge(CANARY, few, LATER_MS).outcome is Outcome.WORSE
@@ -192,7 +192,7 @@ def test_a_report_has_a_row_for_each_guard_and_is_read_again() -> None:
 
     assert report is not None
     assert json.loads(text, parse_constant=pytest.fail)["outcome"] == report.outcome
-    assert [one.name for one in report.guards] == [guard.name for guard in GUARDS]
+    assert [guard.name for guard in report.guards] == [guard.name for guard in GUARDS]
     assert (report.share, report.elapsed_s, report.act) == (0.5, 700, "move on")
     assert report.guards[0].high is None
 
@@ -210,8 +210,8 @@ def test_budgets_name_guards() -> None:
 @given(st.integers(0, 400), st.integers(0, 400), st.integers(400, 5_000))
 def test_rare_failures_are_tolerated_only_while_few_lists_have_more_of_them(hit: int, other: int, num: int) -> None:
     """A rare guard is worse if the user ratio is; no worse requires close list rates or evidence in the ratio."""
-    found = judge(CANARY, seen(errors=rare(hit, other, num)), LATER_MS)
-    errors = found.readings[0]
+    result = judge(CANARY, seen(errors=rare(hit, other, num)), LATER_MS)
+    errors = result.readings[0]
 
     assert (errors.state is State.WORSE) == (errors.low > 0)
     if errors.state is State.NO_WORSE and not errors.high < 0.5:

@@ -18,13 +18,13 @@ def test_ranks_are_those_of_comparing_each_with_each(scores: list[float], data: 
     target, history = data.draw(item), data.draw(st.lists(item))
 
     def slow(seen: list[int]) -> float:
-        known = [-np.inf if np.isnan(score) or place in seen else score for place, score in enumerate(scores)]
+        known = [-np.inf if np.isnan(score) or index in seen else score for index, score in enumerate(scores)]
         above, tied = (sum(is_so(score, known[target]) for score in known) for is_so in (float.__gt__, float.__eq__))
         return above + (tied + 1) / 2
 
-    found = mean_ranks(np.array(scores), target, np.array(history, dtype=np.int64))
+    ranks = mean_ranks(np.array(scores), target, np.array(history, dtype=np.int64))
 
-    assert found == (slow([]), slow(history))
+    assert ranks == (slow([]), slow(history))
 
 
 def test_the_bootstrap_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

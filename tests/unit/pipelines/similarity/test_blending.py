@@ -74,11 +74,11 @@ def test_candidates_rank_labels_like_all_items(repeats: bool) -> None:
     logits_VV = rng.normal(size=(num_items, num_items))
     model = probabilities_of(lambda histories: np.stack([logits_VV[history[-1]] for history in histories]))
 
-    found = candidates_of(cases, model, {"near": source}, repeats=repeats).gains(np.array([1.0, 0.3]))
+    label_gains = candidates_of(cases, model, {"near": source}, repeats=repeats).gains(np.array([1.0, 0.3]))
 
     of_source = SourceScorer(Mixer({"near": source}, {}), {"near": 0.3}, num_items)
 
     def mixed(histories: Sequence[np.ndarray]) -> np.ndarray:
         return model(histories) + of_source(histories)
 
-    np.testing.assert_allclose(found, gains(rank_labels(mixed, cases).as_served(repeats=repeats), 10))
+    np.testing.assert_allclose(label_gains, gains(rank_labels(mixed, cases).as_served(repeats=repeats), 10))

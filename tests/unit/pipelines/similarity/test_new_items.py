@@ -16,8 +16,8 @@ IS_NEW_V = np.arange(NUM_ITEMS) >= NUM_ITEMS - NUM_NEW
 
 def like(items: np.ndarray) -> np.ndarray:
     """Return the new item that each item is alike to."""
-    found: np.ndarray = NUM_ITEMS - NUM_NEW + items % NUM_NEW
-    return found
+    neighbours: np.ndarray = NUM_ITEMS - NUM_NEW + items % NUM_NEW
+    return neighbours
 
 
 def mixer(weight: float = 0.026) -> Mixer:
@@ -68,13 +68,13 @@ def test_served_scores_equal_a_slow_addition_and_shrink_for_more_new_items(num_v
     raised = {STUDENT: {"model": 21.0, "sources": 1.5, "num_items": num_validated}}
     blend = {"history": [0, None], "weights": {MODEL: 1.0, "text": 0.02}}
     about = {"sources": {"text": {"newest": 1, "decay": 1.0}}, "blends": {STUDENT: [blend]}, "new_items": raised}
-    found = mixer_of({"mixer": about}, {"text": mixer().sources["text"].table}, np.where(IS_NEW_V, 0.0, 3.0))
-    assert found is not None
+    served = mixer_of({"mixer": about}, {"text": mixer().sources["text"].table}, np.where(IS_NEW_V, 0.0, 3.0))
+    assert served is not None
     history, logits = np.array([7]), np.random.default_rng(1).normal(size=NUM_ITEMS).astype(np.float32)
     own = np.exp(logits) / np.exp(logits).sum()
     slow = own * np.where(IS_NEW_V, 1 + share * 20, 1)
     slow[like(history)[0]] += 0.02 * (1 + share * 0.5)
-    added = found.added(STUDENT, history)
+    added = served.added(STUDENT, history)
     assert added is not None
 
     everything = np.ones(NUM_ITEMS, bool)
@@ -82,7 +82,7 @@ def test_served_scores_equal_a_slow_addition_and_shrink_for_more_new_items(num_v
         added.best(logits, everything, 30),
         added.best_ranked(np.arange(NUM_ITEMS), np.log(own), everything, 30),
     )
-    scored = MixedScorer(found, STUDENT, lambda _: own[None].copy())([history])[0]
+    scored = MixedScorer(served, STUDENT, lambda _: own[None].copy())([history])[0]
 
     for items, scores in (dense, ranked):
         assert items.tolist() == np.argsort(-slow, kind="stable")[:30].tolist()

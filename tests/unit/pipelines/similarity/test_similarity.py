@@ -44,7 +44,7 @@ def test_co_visits_equal_their_definition(sequences: list[list[int]], seed: int,
     before = co_visits._PAIRS_AT_ONCE
     co_visits._PAIRS_AT_ONCE = 16 if is_bounded else before
     try:
-        found = count_co_visits(
+        table = count_co_visits(
             [np.array(items) for items in sequences], NUM_ITEMS, NUM_ITEMS, [np.array(own) for own in weights]
         )
     finally:
@@ -54,7 +54,7 @@ def test_co_visits_equal_their_definition(sequences: list[list[int]], seed: int,
     for item in range(NUM_ITEMS):
         got = {
             int(other): float(count)
-            for other, count in zip(found.items_VC[item], found.figures_VC[item], strict=True)
+            for other, count in zip(table.items_VC[item], table.figures_VC[item], strict=True)
             if other != NONE
         }
         assert got == pytest.approx(dict(expected[item]), rel=1e-5)
@@ -70,14 +70,14 @@ def test_transitions_equal_their_definition(sequences: list[list[int]]) -> None:
             if second - first <= 5:
                 counts[items[first]][items[second]] += 1 / (second - first)
 
-    found = count_transitions([np.array(items) for items in sequences], NUM_ITEMS, NUM_ITEMS)
+    table = count_transitions([np.array(items) for items in sequences], NUM_ITEMS, NUM_ITEMS)
 
     for item, own in counts.items():
-        row = zip(found.items_VC[item].tolist(), found.figures_VC[item].tolist(), strict=True)
+        row = zip(table.items_VC[item].tolist(), table.figures_VC[item].tolist(), strict=True)
         assert {other: share for other, share in row if other != NONE} == pytest.approx(
             {other: count / own.total() for other, count in own.items()}, rel=1e-5
         )
-        assert (np.diff(found.figures_VC[item]) <= 1e-6).all()
+        assert (np.diff(table.figures_VC[item]) <= 1e-6).all()
 
 
 def test_the_nearest_by_clusters_are_most_of_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,14 +88,14 @@ def test_the_nearest_by_clusters_are_most_of_the_nearest(monkeypatch: pytest.Mon
     monkeypatch.setattr(vectors, "_MOST_COMPARED_WHOLE", 100)
     monkeypatch.setattr(vectors, "_CLUSTERS_SEARCHED", 6)
 
-    found = nearest(rows, 10)
+    by_clusters = nearest(rows, 10)
 
     cosines = unit(rows) @ unit(rows).T
     np.fill_diagonal(cosines, -1)
     assert (exact.items_VC[:, 0] == cosines.argmax(axis=1)).all()
-    shares = [np.isin(ours, theirs).mean() for ours, theirs in zip(exact.items_VC, found.items_VC, strict=True)]
+    shares = [np.isin(ours, theirs).mean() for ours, theirs in zip(exact.items_VC, by_clusters.items_VC, strict=True)]
     assert np.mean(shares) >= 0.9
-    assert not (found.items_VC == np.arange(2_000)[:, None]).any()
+    assert not (by_clusters.items_VC == np.arange(2_000)[:, None]).any()
 
 
 def sources_of(visits: np.ndarray, near: np.ndarray) -> Sources:
@@ -120,13 +120,13 @@ def test_what_predicts_held_out_items_is_chosen(next_is: str) -> None:
         idle_s=np.zeros(NUM_ITEMS),
     )
 
-    found = choose(sources_of(kinds["visits"], kinds["near"]), cases, repeats=False)
-    table = table_of(sources_of(kinds["visits"], kinds["near"]), Mix(**found["mix"]))
+    choice = choose(sources_of(kinds["visits"], kinds["near"]), cases, repeats=False)
+    table = table_of(sources_of(kinds["visits"], kinds["near"]), Mix(**choice["mix"]))
 
     best, _ = table.best([0], np.ones(NUM_ITEMS, dtype=bool), 1)
     assert best == [kinds[next_is][0]]
-    assert (found["mix"]["share"] >= 0.5) == (next_is == "near")
-    assert found["ndcg10"] == 1.0 > found["popularity_ndcg10"]
+    assert (choice["mix"]["share"] >= 0.5) == (next_is == "near")
+    assert choice["ndcg10"] == 1.0 > choice["popularity_ndcg10"]
 
 
 def test_items_that_nobody_used_are_near_by_their_texts() -> None:
@@ -134,9 +134,9 @@ def test_items_that_nobody_used_are_near_by_their_texts() -> None:
     texts = ["red shoe for running", "blue kettle of steel", "running shoe red and light", "steel kettle"]
     before = Neighbours(np.array([[1], [0], [1], [0]], dtype=np.int32), np.full((4, 1), 0.5, dtype=np.float32))
 
-    found = with_texts(before, np.array([3.0, 3.0, 0.0, 3.0]), texts)
+    table = with_texts(before, np.array([3.0, 3.0, 0.0, 3.0]), texts)
 
-    assert found.items_VC[:, 0].tolist() == [1, 0, 0, 0]
+    assert table.items_VC[:, 0].tolist() == [1, 0, 0, 0]
 
 
 def test_a_cart_sums_its_items_neighbours() -> None:

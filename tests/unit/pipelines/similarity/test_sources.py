@@ -12,17 +12,17 @@ TABLE = SimilarTable(((np.arange(NUM_ITEMS)[:, None] + 1) % NUM_ITEMS).astype(np
 """Each item's only neighbour is the next item."""
 
 
-def cases(place: int, num: int = NUM_CASES) -> Cases:
+def cases(position: int, num: int = NUM_CASES) -> Cases:
     """Draw histories of ten even items, whose label is the neighbour of the item at this position."""
     draw = np.random.default_rng(0)
     histories = [2 * draw.permutation(NUM_ITEMS // 2)[:20] for _ in range(num)]
-    targets = np.array([(history[place] + 1) % NUM_ITEMS for history in histories])
+    targets = np.array([(history[position] + 1) % NUM_ITEMS for history in histories])
     return Cases(("u",) * num, tuple(histories), targets, np.full(num, np.nan))
 
 
 def test_a_source_reads_further_back_only_where_that_is_shown_to_rank_better() -> None:
     """Labels after the newest item keep the default; labels after the eighth item need a longer reading."""
-    newest, older = (_read_best(TABLE, cases(place), repeats=False) for place in (-1, -8))
+    newest, older = (_read_best(TABLE, cases(position), repeats=False) for position in (-1, -8))
 
     assert (newest.newest, newest.decay) == (5, 0.5)
     assert (older.newest, older.decay) == (10, 0.85)

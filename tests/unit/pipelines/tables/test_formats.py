@@ -111,9 +111,9 @@ def test_an_impression_is_one_event_for_each_item_and_the_history_comes_first(tm
 
     own = [(item, kind) for user, item, _, kind, _ in rows if user == "U100"]
     shown = [
-        (f"N{place}{number}", kind)
+        (f"N{row}{number}", kind)
         for number in range(3)
-        for place, kind in ((7, "click"), (8, "impression"), (9, "impression"))
+        for row, kind in ((7, "click"), (8, "impression"), (9, "impression"))
     ]
     assert own == [("N01", "click"), ("N02", "click"), *shown]
 

@@ -108,11 +108,11 @@ def is_accepted(path: Path, kind: str) -> bool:
     return True
 
 
-def assert_counted(num_rows: int, found: Findings) -> None:
+def assert_counted(num_rows: int, findings: Findings) -> None:
     """Assert that every row is accepted, rejected, a duplicate, or merged into another row."""
     assert num_rows
-    assert found.num_set_aside <= found.num_rows
-    assert all(str(note) for note in found.notes)
+    assert findings.num_set_aside <= findings.num_rows
+    assert all(str(note) for note in findings.notes)
 
 
 @pytest.mark.parametrize(

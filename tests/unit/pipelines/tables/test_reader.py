@@ -71,7 +71,7 @@ def items_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any,
     run = ImportRun(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
     _, findings = import_items(run, folder / "delivered.json", LiveCatalogue(LiveItems(), "t"))
     states = [decode_item(key, value) for key, value in sent]
-    imported = [(name, one.title or name, [*(one.categories or ())]) for name, one in states if one is not None]
+    imported = [(name, state.title or name, [*(state.categories or ())]) for name, state in states if state is not None]
     return [(piped, table.findings), (imported, findings)]
 
 
@@ -89,7 +89,7 @@ def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any
     old = OldEvents(folder / "old.parquet")
     _, findings = import_events(run, old, NOW_MS)
     events = [decode_interaction(value) for _, value in sent]
-    imported = [(one.user_id, one.item_id, one.event_time_ms, one.event_type, one.value) for one in events]
+    imported = [(event.user_id, event.item_id, event.event_time_ms, event.event_type, event.value) for event in events]
     old.finish()
     if (folder / "old.parquet").exists():
         imported = [*pl.read_parquet(folder / "old.parquet").select(columns).rows(), *imported]
@@ -423,8 +423,8 @@ def check(case: Case, outcome: tuple[Any, Findings]) -> None:
     rows, findings = outcome
     assert rows == case.rows
     assert {reason: group.rows for reason, group in findings.set_aside.items()} == case.aside
-    said = [str(note) for note in findings.notes]
-    assert [part for part in case.notes if not any(part in sentence for sentence in said)] == []
+    sentences = [str(note) for note in findings.notes]
+    assert [part for part in case.notes if not any(part in sentence for sentence in sentences)] == []
 
 
 @pytest.mark.parametrize("name", EVENTS)
@@ -559,13 +559,13 @@ def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
     rows = f"p1,19.9,3,short,yes\np2,—,4,short,perhaps\np3,$40,1,{'long ' * 80},no\np4,dear,1,,out_of_stock\n"
     states, findings = states_of(f"item_id,price,popularity,description,available\n{rows}", tmp_path, number=["price"])
 
-    assert {name: one.attributes.get("price") for name, one in states.items()} == {
+    assert {name: state.attributes.get("price") for name, state in states.items()} == {
         "p1": 19.9,
         "p2": None,
         "p3": 40.0,
         "p4": None,
     }
-    assert [one.available for one in states.values()] == [True, True, False, False]
+    assert [state.available for state in states.values()] == [True, True, False, False]
     assert "description" not in states["p3"].attributes
     assert findings.num_unread == {"price": 2, "description": 1, "available": 1}
     assert sum("column popularity is skipped" in str(note) for note in findings.notes) == 1
@@ -648,7 +648,7 @@ REFUSED = {
 def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_path: Path) -> None:
     """Both commands reject the table with the same message before sending rows."""
     content, options, words = REFUSED[name]
-    path, said = written(tmp_path, Case(content, [])), []
+    path, sent = written(tmp_path, Case(content, [])), []
     (tmp_path / "items.csv").write_text("item_id\na\n")
     for read in (
         lambda: open_tables(
@@ -658,7 +658,7 @@ def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_p
             ImportRun(
                 path=path,
                 options=ItemArguments(**options).parsed(),
-                send=said.append,
+                send=sent.append,
                 progress_file=tmp_path / "p",
                 scratch=tmp_path / "s",
             ),
@@ -669,7 +669,7 @@ def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_p
         with pytest.raises((DataError, ConfigError)) as refused:
             read()
         assert words in str(refused.value)
-    assert said == []
+    assert sent == []
 
 
 @pytest.mark.parametrize(

@@ -71,16 +71,18 @@ def test_codes_of_depth_two_take_two_places() -> None:
 
 def test_a_dislike_is_beside_its_row_and_in_no_input() -> None:
     """A dislike after the last item adds a position without a label; missing dislikes are padded with weight 0."""
-    one = Weighted(np.array([2, 0]), np.ones(2), Dislikes(np.array([1, 1]), np.array([0, 2]), np.array([1.0, 3.0])))
+    sequence = Weighted(
+        np.array([2, 0]), np.ones(2), Dislikes(np.array([1, 1]), np.array([0, 2]), np.array([1.0, 3.0]))
+    )
 
-    batch = make_batch([one, np.array([1])], build_catalogue(3))
+    batch = make_batch([sequence, np.array([1])], build_catalogue(3))
 
     assert batch.disliked is not None
     assert batch.tokens.tolist() == [[BOS_TOKEN, 3, 1], [BOS_TOKEN] * 3]
     assert batch.labels.tolist() == [[3, 1, IGNORED], [2, IGNORED, IGNORED]]
     assert (batch.lengths, batch.weights) == ((3, 1), None)
     assert [part.tolist() for part in batch.disliked.found()] == [[0, 0], [0, 2], [1, 1], [1, 3]]
-    assert batch.signed().digest != make_batch([one[:1], np.array([1])], build_catalogue(3)).signed().digest
+    assert batch.signed().digest != make_batch([sequence[:1], np.array([1])], build_catalogue(3)).signed().digest
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(1, 3)), max_size=9), st.integers(2, 12))
@@ -90,22 +92,22 @@ def test_each_place_of_a_dislike_follows_the_items_before_it(
     """The tokens before a dislike's position are its history; only dislikes before the first window are lost."""
     columns = zip(*dislikes, strict=True) if dislikes else ([], [], [])
     items = np.arange(20, 32)
-    sequence = Weighted(items, np.ones(12), Dislikes(*(np.array(one, dtype=np.int64) for one in columns)))
-    rng, catalogue, found = np.random.default_rng(0), build_catalogue(40), []
+    sequence = Weighted(items, np.ones(12), Dislikes(*(np.array(column, dtype=np.int64) for column in columns)))
+    rng, catalogue, recovered = np.random.default_rng(0), build_catalogue(40), []
     windows = cut_windows([sequence if dislikes else items], max_items, rng)
 
     for make in batch_windows(windows, catalogue, 30, rng):
         batch = make()
-        for row, place, item, weight in (
+        for row, position, item, weight in (
             zip(*(part.tolist() for part in batch.disliked.found()), strict=True) if batch.disliked else ()
         ):
-            history = batch.tokens[row, 1 : place + 1].tolist()
+            history = batch.tokens[row, 1 : position + 1].tolist()
             whole = catalogue.tokens(items)[: (history[-1] - catalogue.tokens([20])[0] + 1) if history else 0]
-            assert whole[len(whole) - place :] == history
-            found.append((item, len(whole), weight))
+            assert whole[len(whole) - position :] == history
+            recovered.append((item, len(whole), weight))
 
     dropped = sum(map(len, windows)) < 12
-    assert sorted(found) == sorted(one for one in dislikes if not (dropped and one[1] < 2))
+    assert sorted(recovered) == sorted(dislike for dislike in dislikes if not (dropped and dislike[1] < 2))
 
 
 def test_a_dislike_of_deeper_codes_is_a_row_of_its_own() -> None:
@@ -118,14 +120,14 @@ def test_a_dislike_of_deeper_codes_is_a_row_of_its_own() -> None:
     for _ in range(300):
         batches: list[Batch] = [make() for make in batch_windows([window], deep, 1, rng)]
         (plain,), (own,) = (
-            [one for one in batches if (one.disliked is None) is is_plain] for is_plain in (True, False)
+            [batch for batch in batches if (batch.disliked is None) is is_plain] for is_plain in (True, False)
         )
         assert own.disliked is not None
-        _, (place,), (item,), (weight,) = own.disliked.found()
-        drawn.append(int(place))
+        _, (position,), (item,), (weight,) = own.disliked.found()
+        drawn.append(int(position))
         assert plain.labels.tolist() == [[2, 3, 1, 4]]
         assert plain.is_label.all()
         assert (int(item), float(weight), own.is_label.any().item()) == (2, 3.0, False)
-        assert own.labels[0].tolist() == [*[2, 3, 1, 4][: 2 * place], 2, 4]
+        assert own.labels[0].tolist() == [*[2, 3, 1, 4][: 2 * position], 2, 4]
 
     assert 150 < drawn.count(2) < 250

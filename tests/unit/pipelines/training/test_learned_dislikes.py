@@ -76,8 +76,8 @@ def learn(
 ) -> Learned:
     """Train both models on these events, and score new users with items 0, 1, 2."""
     ingested, tokens, out = folder / "ingest", folder / "tokens", folder / "out"
-    for one in (ingested, tokens, out):
-        one.mkdir(parents=True)
+    for directory in (ingested, tokens, out):
+        directory.mkdir(parents=True)
     torch.set_num_threads(1)
     ItemTable(Frame(raw_items(30), "items")).read_catalogue().write_parquet(ingested / "items.parquet")
     write_events(events(kind), ingested, parse_event_roles("[types.skip]\nrole = 'negative'\nweight = 0"))

@@ -33,7 +33,7 @@ def test_a_profile_of_a_fit_has_its_ranges_nested_as_they_happen(tmp_path: Path)
         if event.name in spans:
             spans[event.name].append((event.time_range.start, event.time_range.end))
     steps = sorted(spans["step"])
-    assert {name: len(found) for name, found in spans.items()} == {
+    assert {name: len(ranges) for name, ranges in spans.items()} == {
         **dict.fromkeys(("data", "step", "communication", "optimizer"), NUM_EPOCHS * NUM_BATCHES),
         **dict.fromkeys(("forward", "backward"), NUM_EPOCHS * NUM_BATCHES * 2),
         "validation": NUM_EPOCHS,

@@ -27,9 +27,9 @@ def test_the_size_of_the_data_chooses_the_recipe() -> None:
 def test_text_is_learned_from_where_items_have_texts_of_their_own_and_few_events() -> None:
     """Text is used only if most items have their own text and few events."""
     for size in (replace(SMALL, events=20_000), replace(SMALL, events=20_000, mean_length=7.0), LARGE):
-        bare, told = choose(read_recipes(), size), choose(read_recipes(), replace(size, own_texts=0.9))
+        bare, with_texts = choose(read_recipes(), size), choose(read_recipes(), replace(size, own_texts=0.9))
         many = choose(read_recipes(), replace(size, events=100 * size.items, own_texts=0.9))
-        assert told.train.text_size > 0
+        assert with_texts.train.text_size > 0
         assert (many.train, many.distill) == (bare.train, bare.distill)
         assert bare.train.text_size == 0
 

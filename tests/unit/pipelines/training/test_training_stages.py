@@ -13,7 +13,7 @@ from tests.unit.pipelines.conftest import MADE_AT, Built
 def test_both_models_learn_the_ring(built: Built) -> None:
     """Decoder and student predict the next item, popularity does not; the report has baselines and the twin."""
     report = read_report(built.evaluated)
-    ndcg = {name: found["ndcg@10"] for name, found in report["metrics"].items()}
+    ndcg = {name: metrics["ndcg@10"] for name, metrics in report["metrics"].items()}
 
     baselines = ["popularity", "bigram", "item_knn", "transitions", "unlearned"]
     assert [name for name in ndcg if not name.startswith("mixed_")] == [*baselines, "twin", "student", "decoder"]

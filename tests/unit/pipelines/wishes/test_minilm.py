@@ -24,7 +24,9 @@ def framework() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def model(framework: torch.nn.Module) -> MiniLM:
-    return MiniLM({name: one for name, one in framework.state_dict().items() if one.is_floating_point()}).eval()
+    return MiniLM(
+        {name: tensor for name, tensor in framework.state_dict().items() if tensor.is_floating_point()}
+    ).eval()
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:

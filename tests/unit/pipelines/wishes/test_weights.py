@@ -12,7 +12,7 @@ def cases_with(name: str, label: float, others: float, num: int = 200) -> list[R
     rng = np.random.default_rng(0)
     logs = [np.concatenate([[0.0], np.full(5, 0.5), np.full(35, -0.3)]) + rng.normal(0, 0.05, 41) for _ in range(num)]
     part = np.concatenate([[label], np.full(40, others)]).astype(np.float32)
-    return [ReadCase("kind", one.astype(np.float32), {name: part}) for one in logs]
+    return [ReadCase("kind", log.astype(np.float32), {name: part}) for log in logs]
 
 
 def test_a_part_that_raises_labels_keeps_its_weight() -> None:

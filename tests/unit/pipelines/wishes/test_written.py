@@ -19,11 +19,11 @@ def test_lines_with_the_slots_of_their_kind_are_added() -> None:
     """Numbers and quotes are removed; other slots, repeated lines and fields of slots are dropped."""
     lines = ("1. Any {a} left?", '- "{a}, quick!"', "{a}", "{b} please", "{a.__class__}", "{a!r}", "{", "no slot")
     with running([MODELS, answer(*lines), answer("{a} but never {x}", "{x}")]) as server:
-        found = with_written(SHIPPED, 5, server.address, "secret")
+        templates = with_written(SHIPPED, 5, server.address, "secret")
 
-    assert found["attribute"] == ["{a}", "Any {a} left?", "{a}, quick!"]
-    assert found["exclusion"] == ["{a} without {x}", "{a} but never {x}"]
-    assert (found["turn"], found["title"]) == (SHIPPED["turn"], SHIPPED["title"])
+    assert templates["attribute"] == ["{a}", "Any {a} left?", "{a}, quick!"]
+    assert templates["exclusion"] == ["{a} without {x}", "{a} but never {x}"]
+    assert (templates["turn"], templates["title"]) == (SHIPPED["turn"], SHIPPED["title"])
     assert len(server.requests) == 3
 
 

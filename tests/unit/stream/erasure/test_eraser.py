@@ -43,7 +43,7 @@ class Store:
         """Do nothing."""
 
     def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
-        self.explanations = [one for one in self.explanations if not is_gone(*one)]
+        self.explanations = [explanation for explanation in self.explanations if not is_gone(*explanation)]
 
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
         """Do nothing."""
@@ -201,7 +201,7 @@ def test_the_outputs_of_a_tenants_training_are_searched_for_the_ids_of_its_calle
         (FileRewrite.RUNNING, FileRewrite.FAILED),
         (FileRewrite.REFUSED, FileRewrite.RUNNING, FileRewrite.FAILED, FileRewrite.REFUSED),
     ],
-    ids=lambda answers: "-".join(one.name for one in answers),
+    ids=lambda answers: "-".join(answer.name for answer in answers),
 )
 def test_a_file_is_done_only_after_a_rewrite(answers: tuple[FileRewrite, ...], tmp_path: Path) -> None:
     """While Redis refuses the rewrite, or it runs or failed, the store is open and asked again."""
@@ -255,7 +255,7 @@ def test_a_clock_that_is_set_by_an_hour_keeps_nothing_of_the_user(
     past_ms = [scene.accepted_ms - seconds * 1_000 for seconds in (3_500, 600, 1)]
     scene.store.explanations = [(user_id, at_ms) for user_id in ("ann", "bob") for at_ms in past_ms]
     unfiltered = OfflineLog(tmp_path / "log", kind=IMPRESSIONS, ledger=ErasureLedger(tmp_path / "none"))
-    unfiltered.append([impression(offset, *one) for offset, one in enumerate(scene.store.explanations)])
+    unfiltered.append([impression(offset, *explanation) for offset, explanation in enumerate(scene.store.explanations)])
     for path in (scene.files.base_histories, scene.files.offline_features):
         write_table(path, past_ms[-1] * 1_000)
 
@@ -266,6 +266,6 @@ def test_a_clock_that_is_set_by_an_hour_keeps_nothing_of_the_user(
     wait_for(lambda: "explanations" not in scene.work(), what="the end of answers under way")
 
     assert scene.store.explanations == [("bob", at_ms) for at_ms in past_ms]
-    assert [one.impression.user_id for one in scene.impressions.read(0)] == ["bob"] * 3
+    assert [logged.impression.user_id for logged in scene.impressions.read(0)] == ["bob"] * 3
     for path in (scene.files.base_histories, scene.files.offline_features):
         assert pq.read_table(path)["user_id"].to_pylist() == ["bob"]

@@ -49,8 +49,8 @@ def test_counts_and_times_are_those_of_all_impressions_since_an_item_was_last_fo
     row = remember(None, events[:again], max_items)
     row = remember(row, events, max_items)
 
-    found = {} if row is None else dict(zip(row.item_ids, zip(row.counts, row.times_s, strict=True), strict=True))
-    assert list(found.items()) == list(counts.items())
+    remembered = {} if row is None else dict(zip(row.item_ids, zip(row.counts, row.times_s, strict=True), strict=True))
+    assert list(remembered.items()) == list(counts.items())
     assert remember(row, events[:again], max_items) is row
 
 
@@ -82,6 +82,6 @@ def test_every_field_of_an_impression_is_in_the_log(tmp_path: Path) -> None:
     log = OfflineLog(tmp_path, kind=IMPRESSIONS)
     log.append([LoggedImpression(decode_impression(full.encode()), LogPosition("t", 0, 1))])
 
-    assert [one.impression for one in log.read(0)] == [full]
+    assert [logged.impression for logged in log.read(0)] == [full]
     named = set(Impression.__struct_fields__) - {"failure"}  # the worker skips records of failed requests
     assert named <= set(IMPRESSIONS.schema.names)

@@ -61,8 +61,8 @@ def test_an_event_is_rewritten_a_few_times_only(size: int) -> None:
     """Each event is rewritten at most once per tier, over a day with a new file every ten seconds."""
     spans: list[Span] = []
     times_written: Counter[int] = Counter()
-    for place in range(8_640):
-        spans.append(Span(place * size, (place + 1) * size - 1))
+    for index in range(8_640):
+        spans.append(Span(index * size, (index + 1) * size - 1))
         spans, parts = merged_once(spans)
         for part in parts:
             times_written[part.first] += 1

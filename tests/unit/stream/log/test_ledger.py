@@ -45,7 +45,7 @@ def test_the_log_is_what_came_after_each_users_last_erasure(script: list[tuple[s
             for offset, (user_id, number, ends) in enumerate(script[at : at + size], at):
                 if number < 2:
                     log.ledger.append([erased(user_id, offset, topic_id)], log.topic_ids(0))
-                    left = [one for one in left if one[0] != user_id]
+                    left = [row for row in left if row[0] != user_id]
                 else:
                     batch.append(logged(user_id, offset, topic_id))
                     left.append((user_id, f"{topic_id}{offset}"))
@@ -54,11 +54,13 @@ def test_the_log_is_what_came_after_each_users_last_erasure(script: list[tuple[s
                     batch = []
             log.append(batch)
             log.compact(0, 1e10)
-        read = [(one.interaction.user_id, one.interaction.event_id) for one in log.read(0)]
+        read = [(logged.interaction.user_id, logged.interaction.event_id) for logged in log.read(0)]
 
         assert read == left
         assert log.erase(0).is_clean
-        assert [(one.interaction.user_id, one.interaction.event_id) for one in OfflineLog(Path(folder)).read(0)] == left
+        assert [
+            (logged.interaction.user_id, logged.interaction.event_id) for logged in OfflineLog(Path(folder)).read(0)
+        ] == left
         assert log.erase(0).num_rewritten == 0
 
 
@@ -72,8 +74,8 @@ def test_an_erasure_is_in_the_ledger_once_and_names_nobody_when_it_is_done(tmp_p
     other.close(0, ["xt3"], 9_000)
     after = ledger.tombstones(0)
 
-    assert [one.user_id for one in before] == ["ann", "bob"]
-    assert [(one.user_id, one.done_time_ms) for one in after] == [(None, 9_000), ("bob", None)]
+    assert [tombstone.user_id for tombstone in before] == ["ann", "bob"]
+    assert [(tombstone.user_id, tombstone.done_time_ms) for tombstone in after] == [(None, 9_000), ("bob", None)]
     assert b"ann" not in (tmp_path / "erasures" / "partition=0.parquet").read_bytes()
     assert ledger.everybody().covers("ann", LogPosition("old", 0, 10**9))
     assert ledger.erased(0).covers("ann", LogPosition("t", 0, 3))
@@ -85,12 +87,12 @@ def test_what_has_no_place_in_the_log_goes_by_its_time(tmp_path: Path) -> None:
     """Impressions and base rows up to the time of acceptance are covered."""
     ledger = ErasureLedger(tmp_path)
     ledger.append([erased("ann", 3, accepted_ms=5_000)], [])
-    found = ledger.erased(0)
+    erasures = ledger.erased(0)
 
-    assert [found.covers_time("ann", at_ms) for at_ms in (4_999, 5_000, 5_001)] == [True, True, False]
-    assert not found.covers_time(None, 0)
-    assert found.covers_row("ann", LogPosition(BASE_TOPIC, 0, 7), 5_000_999)
-    assert not found.covers_row("ann", LogPosition(BASE_TOPIC, 0, 7), 5_001_000)
+    assert [erasures.covers_time("ann", at_ms) for at_ms in (4_999, 5_000, 5_001)] == [True, True, False]
+    assert not erasures.covers_time(None, 0)
+    assert erasures.covers_row("ann", LogPosition(BASE_TOPIC, 0, 7), 5_000_999)
+    assert not erasures.covers_row("ann", LogPosition(BASE_TOPIC, 0, 7), 5_001_000)
 
 
 def test_a_ledger_that_cannot_be_read_stops_its_readers(tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ from tests.support.disk import FullDisk
 
 def events(first: int, last: int, topic: str = "t", partition: int = 0) -> list[LoggedInteraction]:
     """Return the events of an offset range, both ends included."""
-    found = []
+    logged = []
     for offset in range(first, last + 1):
         name = f"{topic}{offset}"
         event = Interaction(event_id=name, user_id="u", item_id="i", event_time_ms=offset, accepted_time_ms=None)
-        found.append(LoggedInteraction(event, LogPosition(topic, partition, offset)))
-    return found
+        logged.append(LoggedInteraction(event, LogPosition(topic, partition, offset)))
+    return logged
 
 
 def test_the_same_range_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -48,10 +48,10 @@ def test_the_same_range_gives_the_same_bytes(tmp_path: Path) -> None:
         for delivered in (events(3, 9), events(5, 9), []):
             OfflineLog(tmp_path / name).append(delivered)
 
-    (one,), (two,) = (list((tmp_path / name).rglob("*.parquet")) for name in ("one", "two"))
+    (first,), (second,) = (list((tmp_path / name).rglob("*.parquet")) for name in ("one", "two"))
 
-    assert one.name == two.name
-    assert one.read_bytes() == two.read_bytes()
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_the_request_of_an_event_is_kept_and_older_files_lack_it(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_the_request_of_an_event_is_kept_and_older_files_lack_it(tmp_path: Path)
     for path in sorted(tmp_path.rglob("*.parquet"))[:-1]:
         pq.write_table(pq.read_table(path, partitioning=None).drop_columns(["request_id"]), path)
     named = [
-        replace(one, interaction=msgspec.structs.replace(one.interaction, request_id="r"))
-        for one in events(MIN_FILES, MIN_FILES)
+        replace(logged, interaction=msgspec.structs.replace(logged.interaction, request_id="r"))
+        for logged in events(MIN_FILES, MIN_FILES)
     ]
     log.append(named)
 
@@ -148,9 +148,9 @@ def test_an_unreadable_file_is_named_and_left_out(tmp_path: Path, how: str) -> N
     spoiled(bad, how)
 
     with capture_logs() as lines:
-        found = [list(log.read(0)) for _ in range(3)]
+        reads = [list(log.read(0)) for _ in range(3)]
 
-    assert found == [events(0, 4) + events(10, 14)] * 3
+    assert reads == [events(0, 4) + events(10, 14)] * 3
     assert [(line["event"], line["path"]) for line in lines] == [("stream.file_unreadable", str(bad))]
     assert log.unreadable == [bad]
     assert bad.exists()
@@ -181,18 +181,22 @@ def test_a_users_events_are_those_of_all_that_are_theirs(tmp_path: Path) -> None
     for first in range(0, 12, 3):
         batch = [
             replace(
-                one,
-                interaction=msgspec.structs.replace(one.interaction, user_id=f"u{one.position.offset % (2 + first)}"),
+                logged,
+                interaction=msgspec.structs.replace(
+                    logged.interaction, user_id=f"u{logged.position.offset % (2 + first)}"
+                ),
             )
-            for one in events(first, first + 2)
+            for logged in events(first, first + 2)
         ]
         log.append(batch)
     everything = list(log.read(0))
 
-    found = {user: list(log.read(0, user_id=user)) for user in ("u0", "u1", "u5", "nobody")}
+    by_user = {user: list(log.read(0, user_id=user)) for user in ("u0", "u1", "u5", "nobody")}
 
-    assert found == {user: [one for one in everything if one.interaction.user_id == user] for user in found}
-    assert found["u0"]
+    assert by_user == {
+        user: [logged for logged in everything if logged.interaction.user_id == user] for user in by_user
+    }
+    assert by_user["u0"]
 
 
 def test_files_of_a_day_that_has_ended_become_one(tmp_path: Path) -> None:

@@ -98,6 +98,6 @@ async def test_recommendations_do_not_wait_for_a_failed_server(caller: Caller, p
     answers = [(await caller.http.post("/v1/recommendations", json=ASK)).json() for _ in range(BREAKER_FAILURES + 2)]
 
     assert first["rationale_reason"] == "written"
-    assert [(len(one["items"]), one["rationale_reason"]) for one in answers] == [(3, "failed")] * len(answers)
+    assert [(len(answer["items"]), answer["rationale_reason"]) for answer in answers] == [(3, "failed")] * len(answers)
     assert len(parrot.requests) <= 1 + BREAKER_FAILURES
     assert caller.world.metric("tailrace_text_breaker_open") == 1

@@ -21,7 +21,7 @@ def test_the_order_is_by_score_then_by_number(scores, data) -> None:
 
     places = top_by_score(torch.tensor([scores]), torch.tensor([numbers]), count)
 
-    wanted = sorted(range(len(scores)), key=lambda place: (-scores[place], numbers[place]))[:count]
+    wanted = sorted(range(len(scores)), key=lambda position: (-scores[position], numbers[position]))[:count]
     assert places[0].tolist() == wanted
 
 
@@ -53,14 +53,14 @@ def test_the_choice_is_that_of_a_plain_search(num_requests, skew, num_beams) -> 
             for beam, node in enumerate(nodes[request].tolist()):
                 below = range(level.starts[node], level.starts[node + 1])
                 log_sum = torch.logsumexp(logits[request, beam, level.codes[below.start : below.stop].long()], 0)
-                for place in below:
-                    if alive[level.children[place]] and scores[request, beam] > -torch.inf:
-                        score = scores[request, beam] + logits[request, beam, level.codes[place]] - log_sum
-                        wanted[beam, int(level.children[place])] = float(score)
+                for edge in below:
+                    if alive[level.children[edge]] and scores[request, beam] > -torch.inf:
+                        score = scores[request, beam] + logits[request, beam, level.codes[edge]] - log_sum
+                        wanted[beam, int(level.children[edge])] = float(score)
             columns = (x[request].tolist() for x in (chosen.score_RN, chosen.child_RN, chosen.parent_RN))
-            found = [one for one in zip(*columns, strict=True) if one[0] > -np.inf]
+            ranked = [candidate for candidate in zip(*columns, strict=True) if candidate[0] > -np.inf]
             best = sorted(wanted.values(), reverse=True)[:50]
-            assert found == sorted(found, key=lambda one: (-one[0], one[1]))
-            assert len({child for _, child, _ in found}) == len(found)
-            assert [score for score, _, _ in found] == pytest.approx(best, abs=1e-5)
-            assert all(score == pytest.approx(wanted[parent, child], abs=1e-5) for score, child, parent in found)
+            assert ranked == sorted(ranked, key=lambda candidate: (-candidate[0], candidate[1]))
+            assert len({child for _, child, _ in ranked}) == len(ranked)
+            assert [score for score, _, _ in ranked] == pytest.approx(best, abs=1e-5)
+            assert all(score == pytest.approx(wanted[parent, child], abs=1e-5) for score, child, parent in ranked)

@@ -17,9 +17,9 @@ def test_walking_the_trie_spells_exactly_the_catalogue(depth) -> None:
     for level in trie.levels:
         starts, children, level_codes = level.starts.tolist(), level.children.tolist(), level.codes.tolist()
         paths = {
-            (children[place], (*spelled, level_codes[place]))
+            (children[edge], (*spelled, level_codes[edge]))
             for node, spelled in paths
-            for place in range(starts[node], starts[node + 1])
+            for edge in range(starts[node], starts[node + 1])
         }
 
     assert sorted(paths) == [(index, tuple(code)) for index, code in enumerate(items.codes.tolist())]

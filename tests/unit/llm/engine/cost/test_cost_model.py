@@ -81,11 +81,11 @@ def test_levels_in_one_step_cost_what_they_cost_one_by_one() -> None:
     """A recorded step of two levels reads matrices and context twice, like two steps."""
     model, at = CostModel(SHAPE, SIZES, (20, 30, 40)), {"num_computed_tokens": 10}
     whole = ranking(10, num_levels_done=1, levels_at_once=3, **at)
-    each = [ranking(10, num_levels_done=1, **at), ranking(10, num_levels_done=2, **at)]
-    cost, *costs = (model.of(StepPlan(beam_steps=[sequence])) for sequence in (whole, *each))
+    levels = [ranking(10, num_levels_done=1, **at), ranking(10, num_levels_done=2, **at)]
+    cost, *costs = (model.of(StepPlan(beam_steps=[sequence])) for sequence in (whole, *levels))
 
-    assert cost.num_bytes == sum(one.num_bytes for one in costs)
-    assert cost.flops == sum(one.flops for one in costs)
+    assert cost.num_bytes == sum(level_cost.num_bytes for level_cost in costs)
+    assert cost.flops == sum(level_cost.flops for level_cost in costs)
 
 
 @pytest.mark.parametrize("start", [0, 3, 9, 20])

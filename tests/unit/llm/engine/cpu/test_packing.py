@@ -18,9 +18,9 @@ MB = 2**20
 
 def in_huge_pages_bytes() -> int:
     """Return the bytes of this process's memory in huge pages."""
-    found = re.search(r"^AnonHugePages:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(r"^AnonHugePages:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+    assert match
+    return int(match[1]) * 1024
 
 
 def fresh_memory(size: int) -> torch.Tensor:

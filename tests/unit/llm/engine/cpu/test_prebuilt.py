@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[5]
 @pytest.fixture(scope="module")
 def own_target() -> Target:
     """The least capable target of this processor: used if better targets are missing, and the fastest to build."""
-    found = suitable(platform.machine(), compiler.processor_flags())
-    return found[-1] if found else pytest.skip("no target for this processor")
+    targets = suitable(platform.machine(), compiler.processor_flags())
+    return targets[-1] if targets else pytest.skip("no target for this processor")
 
 
 def run_prebuild(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -66,12 +66,12 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_compiler")
 def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, prebuilt, tmp_path) -> None:
     """A matching library loads without a compiler, computes torch's products, and writes no files."""
-    found = compiler.built_library(tmp_path / "cache", prebuilt)
+    path = compiler.built_library(tmp_path / "cache", prebuilt)
     x, weight = torch.randn(3, 70), torch.randn(9, 70)
 
-    assert found == prebuilt / built.name
-    assert own_target.name in found.name
-    torch.testing.assert_close(Library(found).score(x, weight), x @ weight.T)
+    assert path == prebuilt / built.name
+    assert own_target.name in path.name
+    torch.testing.assert_close(Library(path).score(x, weight), x @ weight.T)
     assert not (tmp_path / "cache").exists()
 
 

@@ -68,11 +68,11 @@ def test_what_is_stored_stands_for_the_rounded_weights(rows: int, size: int, bit
     weight = torch.randn(rows, size) * scale
     weight[0] = 0
 
-    found = dequantised(quantise(weight, bits), size)
+    restored = dequantised(quantise(weight, bits), size)
 
-    assert torch.equal(found, rounded(weight, bits))
+    assert torch.equal(restored, rounded(weight, bits))
     if bits == 8:
-        torch.testing.assert_close(rounded(found, bits), found, rtol=1e-6, atol=0)
+        torch.testing.assert_close(rounded(restored, bits), restored, rtol=1e-6, atol=0)
 
 
 @given(st.integers(1, 30), st.integers(1, 200))
@@ -128,10 +128,10 @@ def test_products_equal_torch_s_of_the_rounded_numbers(library, rows, size, widt
     first = data.draw(st.integers(0, width - 1))
     stored = quantise(weight, bits)
 
-    found = library.score_rows(x, matrix_of(stored), first, width)
+    products = library.score_rows(x, matrix_of(stored), first, width)
 
     wanted = quantised_rows(x) @ rounded(weight, bits)[first:].T
-    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max()))
+    torch.testing.assert_close(products, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max()))
 
 
 class RoundedOps(TorchOps):
@@ -196,10 +196,10 @@ def test_bytes_in_memory_are_those_of_the_kind(library, tmp_path: Path) -> None:
     weights = join_weights(decoder)
     small = (2 * weights.config.num_hidden_layers + 1) * 256 * 4 + 4 * 32  # norms and periods
 
-    found = {}
+    forwards = {}
     for kind in ("model", "int8", "int8_all", "int4"):
         run_step(
-            lambda cache, kind=kind: found.setdefault(kind, CpuForward(library, weights, cache, kind)),
+            lambda cache, kind=kind: forwards.setdefault(kind, CpuForward(library, weights, cache, kind)),
             weights,
             prompt_of(3),
         )
@@ -207,7 +207,7 @@ def test_bytes_in_memory_are_those_of_the_kind(library, tmp_path: Path) -> None:
     num_layers = weights.config.num_hidden_layers
     matrices, rows = num_layers * (4 * 256 * 256 + 3 * 256 * 512), num_layers * (4 * 256 + 2 * 512 + 256)
     table = 640 * 256
-    assert {kind: forward.weight_bytes for kind, forward in found.items()} == {
+    assert {kind: forward.weight_bytes for kind, forward in forwards.items()} == {
         "model": 4 * (matrices + table) + small,
         "int8": matrices + 8 * rows + 4 * table + small,
         "int8_all": matrices + 8 * rows + table + 8 * 640 + small,

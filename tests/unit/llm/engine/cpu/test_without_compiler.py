@@ -32,9 +32,9 @@ def test_without_a_compiler_torch_runs_with_one_warning(ranked, tmp_path, monkey
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with caplog.at_level(logging.WARNING):
-        found = ranked(kernel_cache=tmp_path / "cache")
+        result = ranked(kernel_cache=tmp_path / "cache")
 
-    assert found == wanted
+    assert result == wanted
     assert [record.getMessage() for record in caplog.records] == [
         "the engine runs on plain torch, several times slower: no GCC is installed"
     ]
@@ -86,13 +86,13 @@ def test_a_library_is_built_once(tmp_path, monkeypatch) -> None:
 
     try:
         with ThreadPoolExecutor(4) as starts:
-            found = {*starts.map(start, range(4)), start(4)}
+            paths = {*starts.map(start, range(4)), start(4)}
     except compiler.BuildFailedError as why:
         pytest.skip(str(why))
     (sources / "more.h").touch()
     other = start(5)
 
-    assert found == {built[0]}
+    assert paths == {built[0]}
     assert built == [built[0], other]
     assert sorted(cache.iterdir()) == sorted(built)
 

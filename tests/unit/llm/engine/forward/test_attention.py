@@ -74,17 +74,17 @@ def test_stale_contents_of_a_block_are_not_read(window) -> None:
     cache, blocks, _, _ = build_context(26, 4, 2, seed=1)
     spoiled, _, _, _ = build_context(26, 4, 2, seed=1)
     unused = [slot for block in range(64) for slot in range(block * BLOCK, block * BLOCK + BLOCK)]
-    unused = sorted({*unused} - {blocks[place // BLOCK] * BLOCK + place % BLOCK for place in range(26)})
+    unused = sorted({*unused} - {blocks[position // BLOCK] * BLOCK + position % BLOCK for position in range(26)})
     spoiled.write(1, torch.tensor(unused), *torch.full((2, len(unused), 2, 8), torch.nan))
     plan = StepPlan(chunks=[Chunk(sequence_of(26, blocks), 0, 26)])
     q = torch.randn(26, 4, 8)
 
-    wanted, found = (
+    wanted, attended = (
         paged_attention(q, memory, 1, group_tiles(cut_tiles(plan, 10, BLOCK, window), CPU), 8)[0]
         for memory in (cache, spoiled)
     )
 
-    torch.testing.assert_close(found, wanted, atol=0, rtol=0)
+    torch.testing.assert_close(attended, wanted, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])

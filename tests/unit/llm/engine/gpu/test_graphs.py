@@ -29,9 +29,9 @@ def test_all_levels_after_the_first_are_one_replay() -> None:
     for engine in (graphed, plain):
         for name, width in (("narrow", 3), ("wide", 8)):
             engine.add_rank(name, [1, 2, 3], k=4, beam_width=width)
-    found = {outcome.request_id: outcome for _ in range(2) for outcome in graphed.step(0.0)}
+    outcomes = {outcome.request_id: outcome for _ in range(2) for outcome in graphed.step(0.0)}
 
-    assert_same_answers(found, drain(plain))
+    assert_same_answers(outcomes, drain(plain))
     assert device.num_replays == 2
 
 
@@ -195,4 +195,4 @@ def test_columns_of_a_step_begin_where_kernels_expect_them() -> None:
 
     places = [column.data_ptr() - start for size in range(1, 6) for column in table.columns(size).values()]
 
-    assert all(place % 16 == 0 for place in places)
+    assert all(offset % 16 == 0 for offset in places)

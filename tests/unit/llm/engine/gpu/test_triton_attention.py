@@ -91,7 +91,7 @@ def assert_as_the_reference(heads, kv_heads, head_dim, num_rows, window, prepare
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
     reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
 
-    out_THK, wanted_THK = (one.attend(q_THK, cache, 1, prepare(one), tails) for one in (kernel, reference))
+    out_THK, wanted_THK = (backend.attend(q_THK, cache, 1, prepare(backend), tails) for backend in (kernel, reference))
 
     torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
 
@@ -103,7 +103,9 @@ def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
     plan = step_of(*STEPS[name], **POOL)
     num_rows = plan.num_batched_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
 
-    assert_as_the_reference(6, 2, 10, num_rows, window, lambda one: one.prepare(plan), tails_of(plan, 2, 2, 10, DEVICE))
+    assert_as_the_reference(
+        6, 2, 10, num_rows, window, lambda backend: backend.prepare(plan), tails_of(plan, 2, 2, 10, DEVICE)
+    )
 
 
 @pytest.mark.parametrize("window", [WINDOWS[0], pytest.param(WINDOWS[1], marks=pytest.mark.grid), WINDOWS[2]])
@@ -114,7 +116,7 @@ def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> Non
     limit_R, first_R = (torch.tensor(numbers, device=DEVICE) for numbers in ([37, 1, 201], [40, 3, 120]))
     rows = UniformBatch(limit_R, limit_R, first_R, blocks, rows_per_request, max_context=240)
 
-    assert_as_the_reference(4, 2, 16, 3 * rows_per_request, window, lambda one: one.prepare_uniform(rows))
+    assert_as_the_reference(4, 2, 16, 3 * rows_per_request, window, lambda backend: backend.prepare_uniform(rows))
 
 
 @pytest.mark.parametrize("window", [WINDOWS[0], pytest.param(WINDOWS[2], marks=pytest.mark.grid)])

@@ -43,8 +43,8 @@ def test_an_engine_of_kernels_and_graphs_gives_what_plain_torch_gives(monkeypatc
     monkeypatch.setattr(runner, "cpu_forward", lambda weights, cache, *_: triton_forward(weights, cache))
     device = ReplayingDevice()
 
-    found, engine = outcomes_of(device)
+    outcomes, engine = outcomes_of(device)
 
-    assert_same_answers(found, wanted)
+    assert_same_answers(outcomes, wanted)
     assert device.num_replays >= 5
     assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0

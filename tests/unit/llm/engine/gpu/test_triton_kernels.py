@@ -37,11 +37,11 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def assert_close(found: Tensor, wanted: Tensor) -> None:
+def assert_close(result: Tensor, wanted: Tensor) -> None:
     """Agree to fp32's rounding, or to a bfloat16 step: the interpreter truncates bfloat16, a device rounds."""
-    assert found.dtype == wanted.dtype
-    near = 1e-5 if found.dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(found, wanted, atol=near, rtol=near)
+    assert result.dtype == wanted.dtype
+    near = 1e-5 if result.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(result, wanted, atol=near, rtol=near)
 
 
 @settings(max_examples=12, deadline=None)
@@ -98,10 +98,10 @@ def test_rope_and_store_equals_torch(
 
     tails = [tails_of(num_beams, num_kv_heads, head_dim, dtype) if num_beams else None for _ in range(2)]
 
-    found = OPS.rope_and_store(qkv, cos_sin, norms, EPS, caches[0], 1, slots, tails[0])
+    result = OPS.rope_and_store(qkv, cos_sin, norms, EPS, caches[0], 1, slots, tails[0])
 
     wanted = REFERENCE.rope_and_store(qkv, cos_sin, norms, EPS, caches[1], 1, slots, tails[1])
-    assert_close(found, wanted)
+    assert_close(result, wanted)
     assert_same_memory(*caches)
     if tails[0] is not None and tails[1] is not None:
         assert_close(tails[0].keys_YBLGK, tails[1].keys_YBLGK)
@@ -129,11 +129,11 @@ def assert_same_memory(cache: KvCache, reference: KvCache) -> None:
     is_fp8 = cache.slots(1).keys.dtype == torch.float8_e4m3fn
     step = 0.13 if is_fp8 else 0.02
     for layer in (0, 1):
-        for found, wanted in zip(cache.read(layer, blocks), reference.read(layer, blocks), strict=True):
+        for stored, wanted in zip(cache.read(layer, blocks), reference.read(layer, blocks), strict=True):
             peak = wanted.float().abs().amax(-1, keepdim=True)
-            is_near = (found - wanted).abs() <= step * peak
+            is_near = (stored - wanted).abs() <= step * peak
             if is_fp8 and not IS_CUDA:
-                is_near |= (found * 2 - wanted).abs() <= step * peak  # the interpreter loses a carry in fp8
+                is_near |= (stored * 2 - wanted).abs() <= step * peak  # the interpreter loses a carry in fp8
             assert is_near.all()
 
 
@@ -150,6 +150,6 @@ def test_a_device_stores_the_very_same_bytes(kind: str) -> None:
 
     angles = (still[0].to(CPU), still[1].to(CPU))
     REFERENCE.rope_and_store(qkv.to(CPU), angles, None, EPS, caches[1], 1, slots.to(CPU), None)
-    found, wanted = (cache.slots(1) for cache in caches)
-    assert torch.equal(found.keys.view(torch.uint8).to(CPU), wanted.keys.view(torch.uint8))
-    assert torch.equal(found.values.view(torch.uint8).to(CPU), wanted.values.view(torch.uint8))
+    stored, wanted = (cache.slots(1) for cache in caches)
+    assert torch.equal(stored.keys.view(torch.uint8).to(CPU), wanted.keys.view(torch.uint8))
+    assert torch.equal(stored.values.view(torch.uint8).to(CPU), wanted.values.view(torch.uint8))

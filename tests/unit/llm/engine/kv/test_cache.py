@@ -24,9 +24,9 @@ def test_the_error_of_a_number_is_half_a_step(kind, magnitude) -> None:
     cache, written = cache_of(kind), magnitude * torch.randn(2, 7, 2, 64)
     cache.write(1, torch.tensor([3, 0, 30, 5, 6, 7, 31]), *written)
 
-    found = [x.flatten(0, 1)[[3, 0, 30, 5, 6, 7, 31]] for x in cache.read(1, torch.arange(8)[None])]
+    restored = [x.flatten(0, 1)[[3, 0, 30, 5, 6, 7, 31]] for x in cache.read(1, torch.arange(8)[None])]
 
-    for there, back in zip(written, (found[0].view(7, 2, 64), found[1].view(7, 2, 64)), strict=True):
+    for there, back in zip(written, (restored[0].view(7, 2, 64), restored[1].view(7, 2, 64)), strict=True):
         largest = there.abs().amax(-1, keepdim=True) if kind == "int8" else there.abs()
         floor = there.abs().amax(-1, keepdim=True) * 2.0**-17  # the smallest step of fp8
         assert ((back - there).abs() <= LARGEST_ERROR[kind] * largest * 1.001 + floor).all()

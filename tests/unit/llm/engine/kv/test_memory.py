@@ -47,21 +47,21 @@ def test_any_mix_on_two_versions_ends_as_on_engines_of_their_own(script: list[tu
     first = build(0)
     engines = [first, build(1, first.memory)]
     alone = [build(0), build(1)]
-    found: list[dict[str, EngineOutcome]] = [{}, {}]
+    outcomes: list[dict[str, EngineOutcome]] = [{}, {}]
 
     for turn, (version, kind, size) in enumerate(script):
         if kind != "step":
             add(engines[version], f"{turn}", kind, size)
             add(alone[version], f"{turn}", kind, size)
         for _ in range(size if kind == "step" else 0):
-            found[version] |= {outcome.request_id: outcome for outcome in engines[version].step(0.0)}
+            outcomes[version] |= {outcome.request_id: outcome for outcome in engines[version].step(0.0)}
             first.check_integrity(engines[1])
     while any(engine.has_work for engine in engines):
         for version, engine in enumerate(engines):
-            found[version] |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
+            outcomes[version] |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
             first.check_integrity(engines[1])
 
-    for ended, engine in zip(found, alone, strict=True):
+    for ended, engine in zip(outcomes, alone, strict=True):
         assert_same_answers(ended, drain(engine))
 
 

@@ -169,13 +169,13 @@ def test_accepted_drafts_are_cached_like_generated_tokens(window: Window | None)
     plain, drafting = (build_engine(decoder, None, num_speculative_tokens=number) for number in (0, 3))
     for engine in (plain, drafting):
         engine.add_text("one", [5, 6], max_new_tokens=40)
-    one, other = drain(plain)["one"], drain(drafting)["one"]
-    turn = [5, 6, *one.token_ids, 7]
+    expected, other = drain(plain)["one"], drain(drafting)["one"]
+    turn = [5, 6, *expected.token_ids, 7]
     for engine in (plain, drafting):
         engine.add_text("two", turn, max_new_tokens=1)
 
-    assert one.token_ids == other.token_ids
-    assert other.num_steps < one.num_steps
+    assert expected.token_ids == other.token_ids
+    assert other.num_steps < expected.num_steps
     assert drain(plain)["two"].num_cached_tokens == drain(drafting)["two"].num_cached_tokens
 
 

@@ -107,8 +107,8 @@ def test_the_cut_keeps_the_very_tokens_that_sorting_keeps(params, size, spread, 
 
     kept = cut_tails(torch.from_numpy(scores), params)
 
-    for row, scored, one in zip(kept.tolist(), scores.tolist(), params, strict=True):
-        wanted = sorted_cut(scored, one)
+    for row, scored, param in zip(kept.tolist(), scores.tolist(), params, strict=True):
+        wanted = sorted_cut(scored, param)
         assert row == [score if token in wanted else -math.inf for token, score in enumerate(scored)]
 
 
@@ -180,8 +180,8 @@ def test_extreme_settings_choose_a_token_of_the_vocabulary(extreme: dict[str, An
     allowed = np.array([0b11100], dtype=np.int32)
     params = [SamplingParams(**{"temperature": 1.0, "seed": seed, **extreme}) for seed in range(8)]
 
-    free = sample(logits_RV, [SamplingInput(one, [3, 4], 1) for one in params]).tokens()
-    masked = sample(logits_RV, [SamplingInput(one, [3, 4], 1, allowed) for one in params]).tokens()
+    free = sample(logits_RV, [SamplingInput(param, [3, 4], 1) for param in params]).tokens()
+    masked = sample(logits_RV, [SamplingInput(param, [3, 4], 1, allowed) for param in params]).tokens()
 
     assert all(0 <= choice.token_id < VOCAB for choice in free)
     assert all(2 <= choice.token_id <= 4 for choice in masked)

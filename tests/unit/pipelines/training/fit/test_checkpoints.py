@@ -57,11 +57,11 @@ def test_a_run_goes_on_whatever_form_was_left(tmp_path: Path, before: str, now: 
     left = leave(folder, before, 2)
     saved = checkpoints_in(folder)
 
-    found = saved.newest()
+    state = saved.newest()
     write(folder, now, 2.0)
 
-    assert found is not None
-    assert found.values == {"step": 1.0}
+    assert state is not None
+    assert state.values == {"step": 1.0}
     assert not left.exists()
     again = checkpoints_in(folder).newest()
     assert again is not None
@@ -82,9 +82,9 @@ def test_the_checkpoint_that_is_used_is_the_one_that_is_named(tmp_path: Path, fo
     content = harmed.read_bytes()
     harmed.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
 
-    found = saved.newest()
-    assert found is not None
-    assert (found.values, saved.newest_whole_name()) == ({"step": 1.0}, older.name)
+    state = saved.newest()
+    assert state is not None
+    assert (state.values, saved.newest_whole_name()) == ({"step": 1.0}, older.name)
 
 
 @pytest.mark.parametrize("about", [[], {}, {"sha256": []}, {"sha256": {}, "values": 1, "state_sha256": ""}])

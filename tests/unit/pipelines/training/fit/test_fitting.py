@@ -113,7 +113,7 @@ def test_a_poisoned_batch_is_named_and_left_out(tmp_path: Path, poison: float) -
     fitted = fit_line(near, checkpoints_in(tmp_path / "near", every_s=0.0), count(), poison=poison)
     fit_line(far, checkpoints_in(tmp_path / "far"), count(), poison=poison)
 
-    assert [(one["epoch"], one["batch"]) for one in fitted.skipped_batches] == [(1, 2), (2, 2), (3, 2)]
+    assert [(batch["epoch"], batch["batch"]) for batch in fitted.skipped_batches] == [(1, 2), (2, 2), (3, 2)]
     assert near.weight.isfinite().all()
     assert torch.equal(near.weight, far.weight)
 
@@ -238,17 +238,17 @@ def test_a_student_without_a_decoder_learns_from_labels_and_a_start_of_its_own(b
 
 def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
     """The twin's options differ only in the teacher weight, and its loss does not depend on the teacher."""
-    catalogue, one, other = build_catalogue(), small_decoder(), small_decoder()
+    catalogue, first, other = build_catalogue(), small_decoder(), small_decoder()
     nn.init.normal_(other.embedding.weight)
     options = DistillOptions(hidden_size=16, num_heads=2, max_items=20)
-    student, batch = new_student(catalogue, one, options), make_batch([np.array([1, 2, 3])], catalogue)
+    student, batch = new_student(catalogue, first, options), make_batch([np.array([1, 2, 3])], catalogue)
 
     distilled, alone = (
         [
             imitation_loss(
                 student, new_targets(teacher, catalogue, [], chosen.teacher_weight, mask_seen=True), batch, chosen
             )[0].item()
-            for teacher in (one, other)
+            for teacher in (first, other)
         ]
         for chosen in (options, without_targets(options))
     )

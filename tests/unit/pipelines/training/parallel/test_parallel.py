@@ -146,10 +146,10 @@ def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, lis
 
 def test_a_fit_that_waits_for_its_data_says_so(tmp_path: Path) -> None:
     """A wait above a fifth of the step time is logged, and data and step times are counted separately."""
-    waiting, told = fit_slowly(tmp_path / "waiting", 0.08, 0.02)
+    waiting, logged = fit_slowly(tmp_path / "waiting", 0.08, 0.02)
     _, silence = fit_slowly(tmp_path / "busy", 0.0, 0.1)
 
-    assert told == ["steps_wait_for_data"]
+    assert logged == ["steps_wait_for_data"]
     assert silence == []
     assert waiting.times["data"] > waiting.times["step"] > 0.2
 

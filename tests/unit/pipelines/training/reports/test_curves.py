@@ -10,7 +10,7 @@ from pipelines.training.reports.curves import CURVES, as_text, write_png
 
 def fitted(losses: list[float], scores: list[float]) -> Fitted:
     """Build a fit with these losses by step and a validation score every ten steps."""
-    curve = [{"epoch": place, "step": 10 * place, "validation": score} for place, score in enumerate(scores, start=1)]
+    curve = [{"epoch": epoch, "step": 10 * epoch, "validation": score} for epoch, score in enumerate(scores, start=1)]
     return Fitted(
         curve=curve, skipped_batches=[], num_tokens=0, flops=0, seconds=0.0, times={}, losses=LossCurve(means=losses)
     )
@@ -23,9 +23,9 @@ def test_the_text_shows_where_both_curves_run() -> None:
     assert "training loss" in lines[0]
     assert "validation" in lines[0]
     middle = lines[0].index("(validation)")
-    drawn = [[place for place, mark in enumerate(line) if "⠀" < mark <= "⣿"] for line in lines]
-    left = [place for line in drawn for place in line if place < middle]
-    right = [place for line in drawn for place in line if place >= middle]
+    drawn = [[column for column, mark in enumerate(line) if "⠀" < mark <= "⣿"] for line in lines]
+    left = [column for line in drawn for column in line if column < middle]
+    right = [column for line in drawn for column in line if column >= middle]
     assert left == sorted(left)
     assert right != sorted(right)
     assert all(len(line) < 100 for line in lines)
@@ -33,6 +33,6 @@ def test_the_text_shows_where_both_curves_run() -> None:
 
 def test_a_fit_of_one_step_or_none_is_drawn_too(tmp_path: Path) -> None:
     """Fits with one step or none are drawn without an error."""
-    for one in (fitted([5.0], [0.1]), fitted([], [])):
-        assert as_text(asdict(one))
-        write_png({"decoder": one}, tmp_path / CURVES)
+    for fit in (fitted([5.0], [0.1]), fitted([], [])):
+        assert as_text(asdict(fit))
+        write_png({"decoder": fit}, tmp_path / CURVES)

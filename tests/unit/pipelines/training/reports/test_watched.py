@@ -22,7 +22,7 @@ def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Return all scalars in a folder by name with TensorBoard's own reader, as (step, value)."""
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
-    return {name: [(one.step, one.value) for one in reader.Scalars(name)] for name in reader.Tags()["scalars"]}
+    return {name: [(scalar.step, scalar.value) for scalar in reader.Scalars(name)] for name in reader.Tags()["scalars"]}
 
 
 def test_tensorboard_reads_every_step_and_validation_of_a_training(built: Built, tmp_path: Path) -> None:
@@ -30,13 +30,13 @@ def test_tensorboard_reads_every_step_and_validation_of_a_training(built: Built,
     saved = Checkpoints(tmp_path / "saved", "train", 60, Reporting(run="train-1", tensorboard_dir=tmp_path / "runs"))
     train(built.trained.tokenized, SMALL_DECODER, tmp_path, saved, CPU, silent)
 
-    found, trained = read_scalars(tmp_path / "runs" / "train-1"), read_training(tmp_path)
-    assert [value for _, value in found["loss"]] == pytest.approx(trained["losses"]["means"], rel=1e-5)
-    assert [step for step, _ in found["loss"]] == list(range(1, len(found["loss"]) + 1))
-    assert found["validation"] == [
+    scalars, trained = read_scalars(tmp_path / "runs" / "train-1"), read_training(tmp_path)
+    assert [value for _, value in scalars["loss"]] == pytest.approx(trained["losses"]["means"], rel=1e-5)
+    assert [step for step, _ in scalars["loss"]] == list(range(1, len(scalars["loss"]) + 1))
+    assert scalars["validation"] == [
         (point["step"], pytest.approx(point["validation"], rel=1e-5)) for point in trained["curve"]
     ]
-    assert {"learning_rate", "gradient_norm", "tokens_per_s"} <= found.keys()
+    assert {"learning_rate", "gradient_norm", "tokens_per_s"} <= scalars.keys()
 
 
 def test_steps_that_come_again_replace_those_before(tmp_path: Path) -> None:

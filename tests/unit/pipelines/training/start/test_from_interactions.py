@@ -86,13 +86,13 @@ def test_a_training_starts_from_use_unless_it_starts_from_a_bundle(built: Built,
     catalogue = load_catalogue(tokens / "catalogue.parquet")
     expected = new_decoder(catalogue, options)
     start_from_use(expected, catalogue, read_labelled_sequences(tokens))
-    found = []
+    embeddings = []
     for name, start in (("cold", None), ("warm", WarmStart(bundle, "v1"))):
         out = tmp_path / name
         out.mkdir()
         train(tokens, options, out, checkpoints_in(tmp_path / f"{name}-saved"), CPU, silent, start)
-        found.append(load_decoder(out / "decoder", torch.float32, CPU).embedding.weight)
+        embeddings.append(load_decoder(out / "decoder", torch.float32, CPU).embedding.weight)
 
-    cold_VD, warm_VD = found
+    cold_VD, warm_VD = embeddings
     assert torch.allclose(cold_VD, expected.embedding.weight, atol=1e-6)
     assert torch.allclose(warm_VD, load_decoder(bundle / "decoder", torch.float32, CPU).embedding.weight, atol=1e-6)

@@ -197,14 +197,14 @@ def test_a_warm_start_that_fits_wins_and_one_that_does_not_leaves_the_text(ring,
     catalogue = load_catalogue(tokens / "catalogue.parquet")
     options = replace(SMALL_DECODER, text_start=str(text), text_layers=1)
     fresh = first_decoder(tokens, catalogue, options)
-    found, name = [], "layers.0.q.weight"
+    results, name = [], "layers.0.q.weight"
     for bundle in (ring.assembled / "bundle", built.assembled / "bundle"):
         decoder = first_decoder(tokens, catalogue, options)
         with capture_logs():
             begun = begin_warm(WarmStart(bundle, "v1"), decoder, catalogue, QUICK)
-        found.append((decoder.state_dict()[name], begun is None))
+        results.append((decoder.state_dict()[name], begun is None))
 
-    (warm, warm_refused), (refused, was_refused) = found
+    (warm, warm_refused), (refused, was_refused) = results
     live = load_decoder(ring.assembled / "bundle" / "decoder", torch.float32, CPU)
     assert torch.equal(warm, live.state_dict()[name])
     assert torch.equal(refused, fresh.state_dict()[name])

@@ -55,7 +55,7 @@ def test_what_is_saved_computes_what_was_trained() -> None:
 
     tokens = torch.tensor([[0, 3, 7, 1]])
     with torch.inference_mode():
-        trained, served = (hidden_states(one, tokens) @ one.head_weight_VD.T for one in (decoder, plain))
+        trained, served = (hidden_states(model, tokens) @ model.head_weight_VD.T for model in (decoder, plain))
     assert torch.equal(trained, served)
     assert plain.state_dict().keys() == new_decoder(catalogue, SMALL_DECODER).state_dict().keys()
     assert parametrize.is_parametrized(decoder.embedding)
@@ -144,8 +144,8 @@ def test_without_text_size_texts_change_nothing(built: Built, bare: Path, tmp_pa
 
     assert (len(read_texts(bare)), len(read_texts(built.trained.tokenized))) == (0, 30)
     folders = (tmp_path / "decoder", built.trained.decoder_dir)
-    one, other = (load_decoder(folder, torch.float32, CPU) for folder in folders)
-    assert torch.equal(one.head_weight_VD, other.head_weight_VD)
+    first, other = (load_decoder(folder, torch.float32, CPU) for folder in folders)
+    assert torch.equal(first.head_weight_VD, other.head_weight_VD)
 
 
 def test_a_text_size_without_texts_is_refused_by_its_field(bare: Path, tmp_path: Path) -> None:
@@ -201,7 +201,9 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
     before, now = load_catalogue(bundle / "catalogue.parquet"), live.catalogue()
     rows, names = now.indices(before.item_ids), ["i03", "i04", "i05"]
     history, new_history = np.array(before.indices(names)), np.array(now.indices(names))
-    old_decoder, decoder = (load_decoder(one, torch.float32, CPU) for one in (bundle / "decoder", live.decoder_dir))
+    old_decoder, decoder = (
+        load_decoder(folder, torch.float32, CPU) for folder in (bundle / "decoder", live.decoder_dir)
+    )
     text = load_item_text(live.path)
     assert text is not None
     assert (num_new, live.manifest["num_items"], now.item_ids[0], now.item_ids[-1]) == (2, 32, "a-new", "z-new")
@@ -229,7 +231,7 @@ def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tm
         ItemState(item_id="untitled"),
         ItemState(item_id="i03", title="Renamed"),
     ]
-    items.apply([*((one.item_id, one) for one in states), ("gone", None)])
+    items.apply([*((state.item_id, state) for state in states), ("gone", None)])
     first = store.live()
 
     assert add_new_items(store, items, lambda _sentence: None, keep_bundles=5) == 1
@@ -248,14 +250,14 @@ def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, 
     store = store_of(tmp_path, learned.assembled / "bundle")
     known = [f"i{number:02d}" for number in range(6)]
     rows = [*((name, "Again") for name in known), ("7.0", ""), ("", "No id"), ("z", "Z"), ("z", "Other"), ("z", "Z")]
-    said: list[str] = []
+    reported: list[str] = []
 
     table = pl.DataFrame(rows, ["item_id", "title"], orient="row")
-    live, num_new = append_items(store, ItemTable(Frame(table, "new.csv")), MADE_AT, report=said.append)
+    live, num_new = append_items(store, ItemTable(Frame(table, "new.csv")), MADE_AT, report=reported.append)
 
     titles = dict(zip(live.catalogue().item_ids, live.catalogue().titles, strict=True))
     assert (num_new, titles["7"], titles["z"]) == (2, "7", "Z")
-    assert said == [
+    assert reported == [
         "items: 1 ids of column item_id are written as floating-point numbers and read as integers, such as 7.0 as 7",
         "items: 1 exact duplicates are dropped, such as item_id=z",
         "items: 1 rows are merged into the first row of their item, whose values stay, such as row 10, item_id=z",

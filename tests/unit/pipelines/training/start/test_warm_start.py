@@ -154,14 +154,14 @@ def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path, 
     fit("broken")
 
     whole, broken = (load_decoder(tmp_path / name / "decoder", torch.float32, CPU) for name in ("whole", "broken"))
-    assert all(torch.equal(one, broken.state_dict()[name]) for name, one in whole.state_dict().items())
+    assert all(torch.equal(tensor, broken.state_dict()[name]) for name, tensor in whole.state_dict().items())
 
 
 def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_path: Path) -> None:
     """With more users, a warm start reaches at least 99 % of a full training's NDCG in both models."""
     tokens = tokenized(write_ingested(tmp_path / "ingest", num_users=80), tmp_path / "tokens")
     catalogue, cases = load_catalogue(tokens / "catalogue.parquet"), read_cases(tokens, Split.TEST)
-    found = []
+    scores = []
     for start in (None, WarmStart(built.assembled / "bundle", "v1")):
         out = tmp_path / ("whole" if start is None else "warm")
         train_decoder.train(tokens, SMALL_DECODER, out, checkpoints_in(out / "saved"), CPU, silent, start)
@@ -169,8 +169,8 @@ def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_pat
         fit_and_save(Inputs(tokens, 1, CPU), out / "decoder", SMALL_STUDENT, path, saved, silent, start)
         decoder = DecoderScorer(load_decoder(out / "decoder", torch.float32, CPU), catalogue, Prompt(10, 5))
         scorers = decoder, StudentScorer(read_student(path))
-        found.append([ndcg(rank_labels(scorer, cases).masked, 10) for scorer in scorers])
+        scores.append([ndcg(rank_labels(scorer, cases).masked, 10) for scorer in scorers])
 
-    whole, warm = np.array(found)
+    whole, warm = np.array(scores)
     assert shortened(QUICK, NIGHTLY).epochs * 4 == QUICK.epochs
     assert (warm >= 0.99 * whole).all(), f"decoder and student: {warm} warm, {whole} whole"

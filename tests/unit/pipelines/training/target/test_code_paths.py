@@ -43,13 +43,13 @@ def test_an_items_loss_is_its_score_by_exhaustive_search(mask_seen: bool, num_co
 
     scored, by_beams, scorer = [], [], BeamScorer(decoder, catalogue, Prompt(8, 2), width=30)
     for window in windows:
-        for place, item in enumerate(window.tolist()):
-            if mask_seen and item in window[:place]:
+        for position, item in enumerate(window.tolist()):
+            if mask_seen and item in window[:position]:
                 continue
-            prompt = [BOS_TOKEN, *catalogue.tokens(window[:place])]
+            prompt = [BOS_TOKEN, *catalogue.tokens(window[:position])]
             ranked, scores = exhaustive_ranking(decoder, items, prompt, np.ones(30, dtype=bool), 30)
             scored.append(scores[ranked.index(item)])
-            row = scorer([window[:place]])[0]
+            row = scorer([window[:position]])[0]
             assert np.exp(row).sum() == pytest.approx(1, abs=1e-4)
             by_beams.append(row[item])
     assert number == num_codes

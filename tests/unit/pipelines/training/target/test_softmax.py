@@ -52,8 +52,10 @@ def test_loss_and_gradients_equal_torch_own(has_teacher, masked, scores_at_once,
     fused = catalogue_loss(used_TD, head, labels_T, seen, teacher if has_teacher else None)
 
     assert fused.item() == pytest.approx(plain.item(), rel=1e-5)
-    for one, other in zip(*(torch.autograd.grad(2 * loss, [hidden_TD, head]) for loss in (fused, plain)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for gradient, other in zip(
+        *(torch.autograd.grad(2 * loss, [hidden_TD, head]) for loss in (fused, plain)), strict=True
+    ):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
 
 
 def test_repeats_and_padding_are_not_learned() -> None:
@@ -99,8 +101,8 @@ def test_a_sample_of_everything_is_the_whole_softmax(has_teacher: bool, mask_see
     (whole, num_labels), (sampled, num_sampled) = losses
     assert num_labels == num_sampled
     assert sampled.item() == pytest.approx(whole.item(), rel=1e-5)
-    for one, other in zip(*(torch.autograd.grad(loss, [hidden_BLD, head]) for loss, _ in losses), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for gradient, other in zip(*(torch.autograd.grad(loss, [hidden_BLD, head]) for loss, _ in losses), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
 
 
 def test_the_logq_correction_keeps_the_sum_over_items() -> None:

@@ -54,14 +54,14 @@ def shares_by_loop(
     if mask_seen:
         scores[history] = -np.inf
     share_I = np.exp(scores - scores.max())
-    found = []
+    rows = []
     for level, size in enumerate(SIZES):
         shares = np.zeros(size)
         for item, codes in enumerate(catalogue.codes):
             if (codes[:level] == catalogue.codes[label, :level]).all():
                 shares[codes[level]] += share_I[item]
-        found.append(shares / shares.sum() if shares.sum() else shares)
-    return found
+        rows.append(shares / shares.sum() if shares.sum() else shares)
+    return rows
 
 
 @given(
@@ -77,10 +77,10 @@ def test_shares_are_the_sums_over_items_below_the_labels_prefix(windows: list[li
     chosen_BN = codes_BNX[..., 0] >= 0
 
     paths = CodePaths(catalogue, CPU)
-    told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=mask_seen)
-    targets = told.targets(codes_BNX.clamp(min=-1), chosen_BN)
+    item_teacher = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=mask_seen)
+    targets = item_teacher.targets(codes_BNX.clamp(min=-1), chosen_BN)
 
-    labels = [(window[:place], item) for window in windows for place, item in enumerate(window)]
+    labels = [(window[:position], item) for window in windows for position, item in enumerate(window)]
     for row, (history, label) in enumerate(labels):
         wanted = shares_by_loop(teacher, catalogue, np.array(history, dtype=int), label, mask_seen=mask_seen)
         for level, shares in enumerate(wanted):
@@ -91,16 +91,16 @@ def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
     """The loss is the mean cross-entropy over levels against the mixture of label and teacher."""
     catalogue, decoder, teacher = make()
     window, paths = np.array([3, 7, 12]), CodePaths(catalogue, CPU)
-    told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=True)
+    item_teacher = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=True)
 
     batch = make_batch([window], catalogue)
-    loss, number = next_token_loss(decoder, catalogue, batch, mask_seen=False, paths=paths, teacher=told)
+    loss, number = next_token_loss(decoder, catalogue, batch, mask_seen=False, paths=paths, teacher=item_teacher)
 
     losses = []
-    for place, item in enumerate(window):
-        targets = shares_by_loop(teacher, catalogue, window[:place], item, mask_seen=True)
+    for position, item in enumerate(window):
+        targets = shares_by_loop(teacher, catalogue, window[:position], item, mask_seen=True)
         for level, size in enumerate(SIZES):
-            tokens = [BOS_TOKEN, *catalogue.tokens(window[:place]), *catalogue.tokens([item])[:level]]
+            tokens = [BOS_TOKEN, *catalogue.tokens(window[:position]), *catalogue.tokens([item])[:level]]
             first = catalogue.token_offsets[level]
             scores = logits_of(decoder, torch.tensor(tokens))[-1, first : first + size].double().numpy()
             alike = (codes for codes in catalogue.codes if (codes[:level] == catalogue.codes[item, :level]).all())
@@ -119,9 +119,9 @@ def test_a_batch_of_which_nothing_is_learned_has_no_loss() -> None:
     catalogue, decoder, teacher = make()
     paths, batch = CodePaths(catalogue, CPU), make_batch([np.array([3, 7])], catalogue)
     batch.is_label[:] = False
-    told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=True)
+    item_teacher = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=True)
 
-    loss, number = next_token_loss(decoder, catalogue, batch, mask_seen=False, paths=paths, teacher=told)
+    loss, number = next_token_loss(decoder, catalogue, batch, mask_seen=False, paths=paths, teacher=item_teacher)
 
     assert (loss.item(), number) == (0.0, 0)
 
@@ -150,7 +150,7 @@ def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(taught:
     logged = trained_again(bundle, taught.trained.tokenized, tmp_path)
 
     assert (catalogue.depth, by_item.depth, by_item.item_ids) == (2, 1, catalogue.item_ids)
-    assert all(np.corrcoef(one, other)[0, 1] > 0.9 for one, other in zip(student, teacher, strict=True))
+    assert all(np.corrcoef(row, other)[0, 1] > 0.9 for row, other in zip(student, teacher, strict=True))
     assert not logged
     assert (tmp_path / TEACHER / "decoder" / "config.json").exists()
 

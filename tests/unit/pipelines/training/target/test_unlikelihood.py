@@ -36,7 +36,7 @@ def test_loss_and_gradients_are_those_of_the_plain_form(depth: int, number: int,
     codes = torch.stack([torch.randint(5 + level, (number,), generator=draw) for level in range(depth)], dim=1)
     weights = torch.rand(number, generator=draw) * 3
 
-    found = unlikelihood(
+    computed = unlikelihood(
         torch.stack([log_odds(hidden[:, level], head, codes[:, level]) for level, head in enumerate(heads)], dim=1),
         weights,
     )
@@ -48,9 +48,11 @@ def test_loss_and_gradients_are_those_of_the_plain_form(depth: int, number: int,
         others = others + (prefix * shares.scatter(1, code, 0.0)).sum(1)
         prefix = prefix * shares.gather(1, code)
     plain = -(weights * torch.log(others)).sum()
-    assert found.item() == pytest.approx(plain.item(), rel=1e-4, abs=1e-12)
-    for one, other in zip(*(torch.autograd.grad(loss, [hidden, *heads]) for loss in (found, plain)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+    assert computed.item() == pytest.approx(plain.item(), rel=1e-4, abs=1e-12)
+    for gradient, other in zip(
+        *(torch.autograd.grad(loss, [hidden, *heads]) for loss in (computed, plain)), strict=True
+    ):
+        torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("certain", [20.0, 90.0, 1_000.0])
@@ -90,10 +92,10 @@ def test_items_that_share_the_first_codes_are_hardly_touched() -> None:
 def slow_loss(hidden: Tensor, head: Tensor, labels: Tensor, disliked: Disliked, *, mask_seen: bool) -> Tensor:
     """Return the sum of the dislikes' losses by loops over softmaxes of unseen items."""
     total = torch.zeros((), dtype=torch.float64)
-    for row, place, item, weight in zip(*(part.tolist() for part in disliked.found()), strict=True):
-        scores = head.double() @ hidden[row, place].double()
-        seen = {label for label in labels[row, :place].tolist() if label >= 0 and mask_seen and label != item}
-        kept = [one for one in range(len(head)) if one not in seen]
+    for row, position, item, weight in zip(*(part.tolist() for part in disliked.found()), strict=True):
+        scores = head.double() @ hidden[row, position].double()
+        seen = {label for label in labels[row, :position].tolist() if label >= 0 and mask_seen and label != item}
+        kept = [index for index in range(len(head)) if index not in seen]
         p = scores[kept].softmax(0)[kept.index(item)]
         total = total - weight * torch.log1p(-p)
     return total
@@ -124,15 +126,15 @@ def test_a_dislike_is_scored_by_the_history_before_it(mask_seen: bool, sampled: 
     is_label = torch.ones_like(labels, dtype=torch.bool)
 
     alone, num_labels = position_loss(hidden, head, labels, is_label, mask_seen=mask_seen, sampler=sampler)
-    found, number = position_loss(
+    computed, number = position_loss(
         hidden, head, labels, is_label, mask_seen=mask_seen, sampler=sampler, disliked=disliked
     )
 
     plain = (alone.double() * num_labels + slow_loss(hidden, head, labels, disliked, mask_seen=mask_seen)) / number
     assert number == num_labels + 4
-    assert found.item() == pytest.approx(plain.item(), rel=1e-5)
-    for one, other in zip(*(torch.autograd.grad(loss, [hidden, head]) for loss in (found, plain)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert computed.item() == pytest.approx(plain.item(), rel=1e-5)
+    for gradient, other in zip(*(torch.autograd.grad(loss, [hidden, head]) for loss in (computed, plain)), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
 
 
 def test_dislikes_without_weight_change_no_bit() -> None:
@@ -142,7 +144,7 @@ def test_dislikes_without_weight_change_no_bit() -> None:
     none = Disliked(disliked.items, disliked.places, torch.zeros_like(disliked.weights))
 
     alone, without = (
-        position_loss(hidden, head, labels, is_label, mask_seen=True, disliked=one) for one in (None, none)
+        position_loss(hidden, head, labels, is_label, mask_seen=True, disliked=dislikes) for dislikes in (None, none)
     )
     only, _ = position_loss(
         hidden[:1, :2], head[:2], torch.tensor([[0, -1]]), torch.tensor([[False, False]]), mask_seen=True,
@@ -177,8 +179,8 @@ def test_parts_of_a_batch_add_up_to_the_whole(num_parts: int) -> None:
     alone = Weighted(np.array([5, 9]), np.zeros(2), Dislikes(np.array([9]), np.array([1]), np.array([3.0])))
     batch = make_batch([np.array([3, 7, 12]), alone, np.array([20, 1])], catalogue)
 
-    def learned(one: Batch) -> tuple[Tensor, int]:
-        loss, number = next_token_loss(decoder, catalogue, one, mask_seen=True, paths=paths)
+    def learned(part: Batch) -> tuple[Tensor, int]:
+        loss, number = next_token_loss(decoder, catalogue, part, mask_seen=True, paths=paths)
         return torch.autograd.grad(loss, decoder.embedding.weight)[0] * number, number
 
     whole, number = learned(batch)

@@ -18,7 +18,7 @@ FULL = RankExit(ExitKind.OUT_OF_MEMORY)
 
 def left(*ended: RankExit | None) -> list[Left]:
     """Build the ends of ranks; None means killed without a report."""
-    return [Left(rank, one, "was ended by SIGKILL") for rank, one in enumerate(ended)]
+    return [Left(rank, exit_code, "was ended by SIGKILL") for rank, exit_code in enumerate(ended)]
 
 
 def test_ranks_begin_again_for_as_long_as_checkpoints_are_made(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_start_names_the_checkpoint_that_it_uses(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logged:
         fit_again(run, saved)
 
-    assert [one["checkpoint"] for one in logged] == ["000000001.safetensors"] * 2
+    assert [entry["checkpoint"] for entry in logged] == ["000000001.safetensors"] * 2
 
 
 def test_a_fit_that_does_not_get_on_is_given_up_with_the_rank(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from services.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("team", "said"),
+    ("team", "beginnings"),
     [
         (Team(), []),
         (Team(workers=2), []),
@@ -18,11 +18,11 @@ from services.errors import ConfigError
         (Team(ray="local"), ["--ray local: one worker runs in this process"]),
     ],
 )
-def test_an_option_without_effect_says_so(team: Team, said: list[str]) -> None:
+def test_an_option_without_effect_says_so(team: Team, beginnings: list[str]) -> None:
     """Without an effect on two cores without a GPU, an option is noted."""
     notes = team.notes(2, 0)
 
-    assert [note[: len(begin)] for note, begin in zip(notes, said, strict=True)] == said
+    assert [note[: len(begin)] for note, begin in zip(notes, beginnings, strict=True)] == beginnings
 
 
 def test_a_cluster_that_is_gone_is_noticed_at_once() -> None:
@@ -30,8 +30,8 @@ def test_a_cluster_that_is_gone_is_noticed_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    for gone in (address, f"ray://{address}"):
+    for cluster in (address, f"ray://{address}"):
         with pytest.raises(ConfigError, match="--ray: no Ray cluster at"):
-            Team(workers=2, ray=gone).check_ray()
+            Team(workers=2, ray=cluster).check_ray()
     for other in ("local", "auto", ""):
         Team(workers=2, ray=other).check_ray()
