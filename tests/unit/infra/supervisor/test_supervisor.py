@@ -50,9 +50,11 @@ STATEMENTS = """
     [
         """
         shutil.rmtree(folder / "run")
+        (folder / "run").touch()
         os.kill(keeper, signal.SIGKILL)
         until("the record cannot be written")
         until("worker: healthy again (restart 1)")
+        (folder / "run").unlink()
         """,
         """
         logs.rename(folder / "away")
