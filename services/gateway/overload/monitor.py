@@ -21,6 +21,7 @@ from services.errors import Overloaded
 from services.gateway.overload.admission import Admission, AdmissionDecision, strain_that_sheds
 from services.gateway.overload.begin_queue import BeginQueue
 from services.gateway.overload.core_share import CoreShare
+from services.gateway.overload.core_times import CoreTimes
 from services.gateway.overload.edge_clock import EdgeClock
 from services.gateway.overload.edge_limit import EdgeLimit, EdgeMark
 from services.gateway.overload.fair_limit import FairLimit
@@ -73,7 +74,7 @@ class LoadMonitor:
         """The process's CPU seconds per request, recently; None before the first requests."""
         self._full_cpu_s: float | None = None
         """The same without strain, while no request is shed."""
-        self._core_share = CoreShare()
+        self._core_share, self._core_times = CoreShare(), CoreTimes()
 
     async def start(self) -> None:
         """Start sampling the running event loop."""
@@ -81,8 +82,10 @@ class LoadMonitor:
         self._schedule(self._clock())
 
     async def stop(self) -> None:
+        """End the sampling."""
         if self._next_sample is not None:
             self._next_sample.cancel()
+        self._core_times.close()
 
     def waited_at_edge(self, door: str, wait_s: float, now_s: float) -> None:
         """Record how long this door's requests currently wait between the edge and this process.
@@ -160,7 +163,7 @@ class LoadMonitor:
         delay_s = max(late_s, wait_s)
         busy_s = time.process_time()
         self.admission.looked(now_s, delay_s, busy_s, max(map(strain_that_sheds, refused), default=0.0))
-        self._core_share.looked(now_s, busy_s, is_busy=not self.queue.is_empty)
+        self._core_share.looked(now_s, *self._core_times.read(now_s), is_busy=not self.queue.is_empty)
         self._learn_cost(now_s, busy_s)
         if self.admission.strain != before:
             self._strain.set(self.admission.strain)

@@ -36,7 +36,8 @@ class Gateway:
         """Look at the processor time used until now."""
         left_s = max(0.0, self.free_at_s - now_s)
         is_busy = left_s > FULL_CPU_S / self.core_share
-        self.learned.looked(now_s, self.work_cpu_s - left_s * self.core_share, is_busy=is_busy)
+        ran_s = self.work_cpu_s - left_s * self.core_share
+        self.learned.looked(now_s, ran_s, ran_s / self.core_share, is_busy=is_busy)
 
     @property
     def headroom(self) -> int:
@@ -101,11 +102,11 @@ def test_only_time_with_work_from_end_to_end_shows_the_share() -> None:
     """0.2 of a core while busy; an idle sample, or the first busy one, shows nothing."""
     learned, first = CoreShare(), CoreShare().share
     for number in range(100):
-        learned.looked(float(number), 0.2 * number, is_busy=False)
-    learned.looked(100.0, 20.0, is_busy=True)
+        learned.looked(float(number), 0.2 * number, number, is_busy=False)
+    learned.looked(100.0, 20.0, 100.0, is_busy=True)
     unchanged = learned.share
     for number in range(101, 130):
-        learned.looked(float(number), 0.2 * number, is_busy=True)
+        learned.looked(float(number), 0.2 * number, number, is_busy=True)
 
     assert unchanged == first
     assert learned.share == pytest.approx(0.2, abs=0.01)
@@ -116,6 +117,27 @@ def test_the_share_stays_between_a_tenth_and_a_core(cores: float, share: float) 
     """Threads of the process may use more than a core; a stalled machine gives none."""
     learned = CoreShare()
     for number in range(100):
-        learned.looked(float(number), cores * number, is_busy=True)
+        learned.looked(float(number), cores * number, number, is_busy=True)
 
     assert learned.share == pytest.approx(share)
+
+
+def test_a_stopped_process_learns_nothing() -> None:
+    """For a minute it neither runs nor waits for a core, while requests wait: its part of a core is still unknown."""
+    learned, first = CoreShare(), CoreShare().share
+    for now_s, ran_s in ((0.0, 0.0), (60.0, 0.01), (120.0, 0.02)):
+        learned.looked(now_s, ran_s, ran_s, is_busy=True)
+
+    assert learned.share == first
+
+
+def test_a_share_learned_minutes_ago_is_forgotten() -> None:
+    """After a busy time with a tenth of a core, two calm minutes lead back to the first assumption."""
+    learned, first = CoreShare(), CoreShare().share
+    for number in range(100):
+        learned.looked(0.02 * number, 0.002 * number, 0.02 * number, is_busy=True)
+    learned_then = learned.share
+    learned.looked(122.0, 1.0, 2.0, is_busy=False)
+
+    assert learned_then == pytest.approx(0.1, abs=0.01)
+    assert learned.share == pytest.approx(first, abs=0.01)
