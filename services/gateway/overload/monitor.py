@@ -38,7 +38,9 @@ _MOST_WAIT_SHARE = 0.5
 stops as soon as the wait is over."""
 _NUM_DELAYS, _DELAY_QUANTILE = 256, 0.98
 _NUM_OF_COST, _NEWEST_COST_WEIGHT, _COST_WITHIN_S = 16, 0.25, 1.0
-"""Slower requests do not count: the process's work at rest would be most of their cost."""
+"""Slower requests do not count: the process's work at rest, which is subtracted, would be most of their cost."""
+_MOST_REST_SHARE = 0.75
+"""Of the CPU time of a window with requests."""
 _MAX_EDGES = 64
 
 
@@ -69,7 +71,9 @@ class LoadMonitor:
         self._edge_waits: dict[str, tuple[float, float]] = {}
         self._edge_refusals: dict[Priority, float] = {}
         self._num_judged = 0
-        self._judged_cpu_s = self._cost_began_s = 0.0
+        self._judged_cpu_s, self._cost_began_s = time.process_time(), clock()
+        self._rest_busy: float | None = None
+        """The least fraction of a core that the process used in a window without requests; None before the first."""
         self._request_cpu_s: float | None = None
         """The process's CPU seconds per request, recently; None before the first requests."""
         self._full_cpu_s: float | None = None
@@ -170,9 +174,13 @@ class LoadMonitor:
         self._schedule(now_s)
 
     def _learn_cost(self, now_s: float, busy_s: float) -> None:
-        is_old = now_s - self._cost_began_s > _COST_WITHIN_S
+        lasted_s, used_s = now_s - self._cost_began_s, busy_s - self._judged_cpu_s
+        is_old = lasted_s > _COST_WITHIN_S
+        if is_old and not self._num_judged:
+            self._rest_busy = min(used_s / lasted_s, 1.0 if self._rest_busy is None else self._rest_busy)
         if self._num_judged >= _NUM_OF_COST and not is_old:
-            cost_s = (busy_s - self._judged_cpu_s) / self._num_judged
+            rest_s = min((self._rest_busy or 0.0) * lasted_s, _MOST_REST_SHARE * used_s)
+            cost_s = (used_s - rest_s) / self._num_judged
             self._request_cpu_s = _blended(self._request_cpu_s, cost_s)
             if not self.admission.strain:
                 self._full_cpu_s = _blended(self._full_cpu_s, cost_s)

@@ -191,3 +191,22 @@ async def test_the_cost_of_a_request_is_learned_only_while_there_are_many(step_s
     await monitor.stop()
 
     assert (monitor.next_cpu_s is not None) is is_known
+
+
+async def test_the_process_s_work_at_rest_is_no_cost_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At rest a tenth of a core is used; with 25 requests a second of 3 ms each, their cost is still 3 ms."""
+    now_s, cpu_s = 0.0, 0.0
+    gauge = Gauge("strain", "strain", registry=CollectorRegistry())
+    refused = Counter("refused", "refused", ["cause"], registry=CollectorRegistry())
+    monkeypatch.setattr("services.gateway.overload.monitor.time.process_time", lambda: cpu_s)
+    monitor = LoadMonitor(Admission(AdmissionLimits(max_in_flight=4, max_busy=1e9)), gauge, refused, lambda: now_s)
+    for number in range(400):
+        now_s, cpu_s = now_s + 0.04, cpu_s + 0.004
+        if number >= 100:
+            monitor.judge(Priority.HIGH)
+            cpu_s += 0.003
+        monitor._due_s = now_s
+        monitor._sample()
+    await monitor.stop()
+
+    assert monitor.next_cpu_s == pytest.approx(0.003, rel=0.1)
