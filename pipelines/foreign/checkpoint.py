@@ -36,10 +36,10 @@ from services.llm.text.chat_template import read_tokenizer_config
 
 _KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _WHOLE = ("model.safetensors", "model.safetensors.index.json")
-"""Files of whole weights; a training that merged its adapter leaves adapter_config.json beside them."""
+"""Files of whole weights; a training that merged its adapter keeps adapter_config.json next to them."""
 _ENCODER_DECODERS = ("t5", "mt5", "umt5", "bart", "switch_transformers")
 _FOLDED = frozenset({"bias", "modules_to_save", "fan_in_fan_out"})
-"""Keys of adapter_config.json that a sum of weights can follow, and an adapter beside its base cannot."""
+"""Keys of adapter_config.json that apply when an adapter is added to the weights, but not when it runs separately."""
 _UNUSED = {
     "do_sample": (None, False),
     "temperature": (None, 1, 1.0),
@@ -88,7 +88,7 @@ def _found(name: str, *folders: Path) -> Path | None:
 
 
 def _complete_tokenizer(added: Path | None, out: Path) -> None:
-    """Write into tokenizer.json the tokens that only the files beside it name, as transformers adds them.
+    """Write into tokenizer.json the tokens that only its neighbouring files name, as transformers adds them.
 
     Raises Refused for a token whose id would be another than the training's.
     """

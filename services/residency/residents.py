@@ -33,7 +33,6 @@ _NUM_AHEAD = 8
 too; further fetches would only take time from requests."""
 _SWITCH_S = 0.0001
 """How long a thread keeps the interpreter while another waits. With Python's 5 ms requests wait for loads."""
-
 _ACT_EVERY_S = 1.0
 """While names wait for memory, requests find out this often whether a model may be unloaded by now."""
 

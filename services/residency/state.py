@@ -11,11 +11,10 @@ Loading, resident and draining names occupy bytes, and their sum never exceeds t
 names that it displaces are unloaded. Bytes that several names share, such as the decoder of their adapters, count once.
 Displaced is the name that was used least recently, names in use last; pinned names and names that became resident less
 than the minimum stay ago are never displaced. A waiting name displaces a model that was used lately only once it was
-requested twice as often. A draining name takes no new references, and is unloaded when the last
-one is released. The waiting names of the tenants load in turn by their bytes, of a tenant the most wanted first, and
-`max_loading` names load at a time, so that a name in demand overtakes rare names; a name that nobody wants any more is
-forgotten. Names of a tenant that holds no more than an equal part of the budget are displaced last by the names of
-other tenants.
+requested twice as often. A draining name takes no new references, and is unloaded when its last reference is released.
+The waiting names of the tenants load in turn by their bytes, of a tenant the most wanted first, and `max_loading` names
+load at a time, so that a name in demand overtakes rare names; a name that nobody wants any more is forgotten. Names of
+a tenant that holds no more than an equal part of the budget are displaced last by the names of other tenants.
 
 Time is an argument, in seconds. `next_actions` is called after each event and from time to time.
 """
@@ -33,8 +32,6 @@ FORGET_S = 10.0
 """A waiting name that no request wanted for this long is not loaded."""
 _FORGET_EVERY_S = 1.0
 """While no memory can be free, waiting names are searched for such names only this often."""
-
-
 _NUM_STAYS, _KEPT_ABOVE = 3.0, 2.0
 """A model's uses count for about three least stays. A waiting name displaces it when requested twice as often: names
 that are used alike would take turns, and each load takes time from requests."""
@@ -101,7 +98,7 @@ class _Model:
     since_s: float
     used_s: float
     uses: float = 0.0
-    """Uses until the last one, the older the less they count; see `ResidencyTable._recent_uses`."""
+    """Uses until the last use, weighted less with age; see `ResidencyTable._recent_uses`."""
     num_references: int = 0
     eviction: Eviction | None = None
     is_unloading: bool = False

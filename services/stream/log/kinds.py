@@ -37,7 +37,7 @@ class LogKind(Generic[Logged]):
         to_row: Converts an event to a row.
         from_row: Converts a row, which may be changed, to an event.
         is_erased: Whether an erasure of its user covers a row.
-        time: The column of the time (Unix ms) by which `is_erased` decides; empty if it decides by position.
+        time: The column with the time (Unix ms) that `is_erased` compares; empty if it compares positions.
         is_same: Whether a record's value, as the broker has it, is this event.
     """
 

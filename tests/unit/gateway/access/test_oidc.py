@@ -220,7 +220,7 @@ def verifier_by(keys: list[Any], **names: str) -> TokenVerifier:
 
 
 def signed(**claims: Any) -> str:
-    """Return a token of KEY with these claims beside those that every token needs."""
+    """Return a token of KEY with these claims in addition to the required claims."""
     needed = {"iss": ISSUER, "aud": ["other", AUDIENCE], "sub": "s", "exp": 2e9, "tenant": "acme", "scope": "recommend"}
     return jwt.encode({"alg": "RS256", "kid": "k"}, needed | claims, KEY)
 
@@ -230,7 +230,7 @@ UNKNOWN_CURVE = {"kty": "OKP", "crv": "X9", "x": "AA", "kid": "new"}
 
 @pytest.mark.parametrize("other", [UNKNOWN_CURVE, {"kty": "RSA", "kid": "cut", "n": "AA"}, None, "k"])
 async def test_a_key_that_cannot_be_read_leaves_the_others_valid(other: Any) -> None:
-    """A provider announces a key of a new kind beside the key that signs."""
+    """A provider announces a key of a new kind next to the key that signs."""
     verifier = verifier_by([other, KEY.as_dict(private=False)])
 
     assert (await verifier.holder_of(signed(), 1e9)).caller.tenant == "acme"
