@@ -66,6 +66,9 @@ _STEPS_PER_LONGEST = 10
 class LlmDeployment:
     """One replica of these names. It also starts without a bundle, and serves as soon as a version is live."""
 
+    _is_running = False
+    """Set from the end of the start to the stop: the collector calls `__del__` again after Ray Serve."""
+
     def __init__(self, settings: Settings, names: Sequence[str] = (DEFAULT_NAME,)) -> None:
         configure_logging(settings.log_level, "llm", settings.log_file)
         torch.set_num_threads(settings.llm_threads)
@@ -95,10 +98,12 @@ class LlmDeployment:
             on_knowledge=items_metrics.knowledge.set,
         )
         self._item_follower.start(ITEMS_START_S)
+        self._is_running = True
 
     def __del__(self) -> None:
         """Stop the replica; requests in flight may finish. Called by Ray Serve."""
-        if hasattr(self, "_models"):
+        if self._is_running:
+            self._is_running = False
             log.info("stopping")
             self._models.stop()
             self._item_follower.stop()

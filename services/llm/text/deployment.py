@@ -42,6 +42,9 @@ _MESSAGE_S = 0.001
 class TextDeployment:
     """One replica."""
 
+    _is_running = False
+    """Set from the end of the start to the stop: the collector calls `__del__` again after Ray Serve."""
+
     def __init__(self, settings: Settings) -> None:
         configure_logging(settings.log_level, "text", settings.log_file)
         torch.set_num_threads(settings.text_threads)
@@ -58,10 +61,12 @@ class TextDeployment:
         report = EngineStepMetrics(metrics, self._text.engine, name, limits)
         self._thread = EngineThread(self._text.engine, settings.text_threads, report.record)
         freeze_start()
+        self._is_running = True
 
     def __del__(self) -> None:
         """Stop the replica; requests in flight may finish. Called by Ray Serve."""
-        if hasattr(self, "_thread"):
+        if self._is_running:
+            self._is_running = False
             log.info("stopping")
             self._thread.stop()
             self._tracing.stop()

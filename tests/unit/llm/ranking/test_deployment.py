@@ -156,6 +156,15 @@ async def test_a_broken_bundle_harms_nobody(live, settings, name, content, is_ca
     assert await live.rank(build_request("v2")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v2", "v1"))
 
 
+def test_a_stopped_replica_stops_once(replica: LlmDeployment) -> None:
+    """The collector calls `__del__` again at any time, and its line would appear in the output of other code."""
+    with capture_logs() as lines:
+        replica.__del__()
+        replica.__del__()
+
+    assert [line["event"] for line in lines].count("stopping") == 1
+
+
 async def test_refusals_have_their_kinds(replica, settings) -> None:
     """A missing bundle, a passed deadline and a full queue are refused with their kinds; the replica stays healthy."""
     absent = await replica.rank(build_request("v1"))
