@@ -220,6 +220,31 @@ class ItemState(StatedItemBody, frozen=True, kw_only=True):
         return item_from(self.item_id, fields)
 
 
+class ItemPatch(msgspec.Struct, frozen=True):
+    """The header of a `PATCH`'s record, whose value is the whole merged state.
+
+    Attributes:
+        changes: The merge patch.
+        topic_id: The topic that the sender had read.
+        read_until: Offsets by partition: the sender knew the states of all earlier records.
+    """
+
+    changes: dict[str, Any]
+    topic_id: str
+    read_until: dict[int, int]
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, header: bytes) -> "ItemPatch":
+        """Read a header. Raises InvalidRequest."""
+        try:
+            return msgspec.json.decode(header, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidRequest("patch", str(error), "send no header `patch`") from error
+
+
 FIELDS = ItemStateBody.__struct_fields__
 """The fields of a state, without the id."""
 

@@ -25,7 +25,7 @@ from services.errors import TailraceError
 from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch
 from services.gateway.data_plane import Bundles, Clocks, DataPlane, Operations, Records, Tiers
-from services.gateway.events.items import ItemOperations, ItemReader
+from services.gateway.events.items import ItemLog, ItemOperations, ItemReader
 from services.gateway.events.record import EventLog, RecordEvents
 from services.gateway.lifecycle import Thread
 from services.gateway.overload.admission import Admission, AdmissionLimits
@@ -81,6 +81,10 @@ class EventProducer(EventLog, Thread, Protocol):
     """The producer of interactions."""
 
 
+class ItemProducer(ItemLog, Thread, Protocol):
+    """The producer of items."""
+
+
 class ImpressionProducer(RecordSink, Thread, Protocol):
     """The producer of impressions."""
 
@@ -106,7 +110,7 @@ class Ports:
     user_data: Callable[[str], Mapping[str, Any]]
     live_items: LiveItems
     item_reader: ItemReader
-    item_log: EventProducer
+    item_log: ItemProducer
     registry: CollectorRegistry
     text_writer: TextWriter | None = None
     clock: Callable[[], float] = time.monotonic

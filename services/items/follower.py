@@ -22,9 +22,10 @@ import structlog
 from kafka import TopicPartition
 from kafka.errors import OffsetOutOfRangeError
 
-from services.contracts.items import ItemState, decode_item
+from services.contracts.items import ItemPatch, ItemState
 from services.errors import DependencyUnavailable, InvalidRequest
 from services.items.live_items import Change, Knowledge, LiveItems
+from services.items.patches import PatchMerger
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.settings.addresses import KafkaAddress
 from services.settings.arrivals import ArrivalFile
@@ -107,6 +108,7 @@ class ItemFollower:
         self._on_left_out = on_left_out
         self._on_knowledge = on_knowledge
         self._positions = Positions("", {})
+        self._merger = PatchMerger()
         self._num_records = 0
         self._deferred: dict[str, ItemState] = {}
         """States that would show a hidden item, held back until the topic's end: a later record may hide it again."""
@@ -126,6 +128,15 @@ class ItemFollower:
     @property
     def positions(self) -> Positions:
         return self._positions
+
+    def patch_of(self, changes: Mapping[str, Any]) -> ItemPatch:
+        """Return the header of a patch of the states that are known now."""
+        positions = self._positions
+        return ItemPatch(dict(changes), positions.topic_id, {at: mark.offset for at, mark in positions.marks.items()})
+
+    def is_unsettled(self, item_id: str) -> bool:
+        """Return whether an item's last record is not its state; see `PatchMerger`."""
+        return item_id in self._merger.unsettled
 
     def start(self, timeout_s: float = 0.0) -> None:
         """Load the snapshot, start following, and wait for the topic's end or `timeout_s` without a record."""
@@ -226,6 +237,7 @@ class ItemFollower:
         before = {TopicPartition(self._topic, number): mark for number, mark in self._positions.marks.items()}
         reader.resume({self._topic: self._positions.topic_id}, before)
         reader.num_begun_again = 0
+        self._begin_merging(reader)
         log.info("items_followed", topic=self._topic, topic_id=reader.topic_ids[self._topic])
         self._on_unavailable(0)
         checked_s, current = time.monotonic(), self._await_end()
@@ -236,6 +248,7 @@ class ItemFollower:
             fetched = reader.poll(_POLL_MS, partial(pace.poll, is_urgent=bool(awaited)))
             if reader.num_begun_again:
                 reader.num_begun_again, current = 0, self._await_end()
+                self._begin_merging(reader)
             self._take((record for batch in fetched.values() for record in batch), is_behind=not current.done())
             marks = {topic_partition.partition: mark for topic_partition, mark in reader.marks.items()}
             self._positions = Positions(reader.topic_ids[self._topic], marks)
@@ -253,6 +266,10 @@ class ItemFollower:
                 self._write()
         self._write()
 
+    def _begin_merging(self, reader: TopicReader) -> None:
+        offsets = {topic_partition.partition: mark.offset for topic_partition, mark in reader.marks.items()}
+        self._merger.begin(reader.topic_ids[self._topic], offsets)
+
     def _end_catch_up(self) -> None:
         """Apply the deferred states, if this was not done yet: the end of the topic is reached."""
         if self._deferred or self._items.knowledge is not Knowledge.CURRENT:
@@ -266,22 +283,37 @@ class ItemFollower:
         Records read again from a topic's beginning (`is_behind`) may be older than the known state.
         """
         changes: list[Change] = []
+        pending: dict[str, ItemState | None] = {}
         num_refused = 0
+
+        def state_of(item_id: str) -> ItemState | None:
+            if item_id in pending:
+                return pending[item_id]
+            return self._deferred.get(item_id) or self._items.stated(item_id)
+
         for record in records:
             self._num_records += 1
             try:
-                item_id, state = _read(record)
+                item_id, state = self._change(record, state_of)
                 self._deferred.pop(item_id, None)
+                pending.pop(item_id, None)
                 if is_behind and state is not None and state.available and self._items.hides(item_id):
                     self._deferred[item_id] = state
                 else:
                     changes.append((item_id, state))
+                    pending[item_id] = state
             except InvalidRequest as error:
                 num_refused += 1
                 log.warning("item_record_refused", topic=self._topic, offset=record.offset, error=str(error))
         if num_refused:
             self._on_refused(num_refused)
         self._apply(changes)
+
+    def _change(self, record: Any, state_of: Callable[[str], ItemState | None]) -> Change:
+        """Return a record's change. Raises InvalidRequest."""
+        if isinstance(record, UndecodableBatch):
+            raise InvalidRequest("batch", record.why.problem or str(record.why.cause), "send it again")
+        return self._merger.change(record, state_of)
 
     def _apply(self, changes: list[Change]) -> None:
         if changes:
@@ -343,10 +375,3 @@ class ItemFollower:
             self._has_changed = False
         except OSError as error:
             log.warning("items_snapshot_not_written", path=str(self._snapshot), error=repr(error))
-
-
-def _read(record: Any) -> Change:
-    """Return a record's change. Raises InvalidRequest."""
-    if isinstance(record, UndecodableBatch):
-        raise InvalidRequest("batch", record.why.problem or str(record.why.cause), "send it again")
-    return decode_item(record.key, record.value)

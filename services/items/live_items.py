@@ -151,6 +151,13 @@ class LiveItems:
             index = self.layout.index(item_id)
             return index is not None and bool(self.layout.status[index] & DELETED)
 
+    def stated(self, item_id: str) -> ItemState | None:
+        """Return an item's state by its scoped id: None if it is deleted, empty if it is unknown."""
+        if tenant := tenant_of(item_id):
+            return self.of(tenant).stated(local(item_id))
+        state = self.find(lambda layout: layout.state(item_id))
+        return state if state is not None or self.is_deleted(item_id) else ItemState(item_id=item_id)
+
     def hides(self, item_id: str) -> bool:
         """Return whether an item, by its scoped id, is stated to be hidden or deleted."""
         if tenant := tenant_of(item_id):

@@ -9,14 +9,14 @@ import copy
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemOutcome, ItemState, item_from
+from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemOutcome, ItemPatch, ItemState, item_from
 from services.contracts.message import check_id
-from services.contracts.tenant import DEFAULT_TENANT, prefix_of
+from services.contracts.tenant import DEFAULT_TENANT, prefix_of, scoped
 from services.errors import DependencyUnavailable, InvalidRequest, NotFound
-from services.gateway.events.record import EventLog
 from services.gateway.overload.long_work import LongWork
 from services.items.layout import ItemLayout
 from services.items.live_items import Knowledge, LiveItems
+from services.items.patches import PATCH_HEADER
 
 ItemDraft = Mapping[str, Any]
 """One item's fields, parsed but not yet checked."""
@@ -30,6 +30,20 @@ _RETRY_AFTER_S = 1.0
 _START_TIMEOUT_S = 15.0
 _FEW = 8
 """Up to this many drafts are checked in the event loop."""
+_SETTLE_ROUNDS = 8
+
+
+class ItemLog(Protocol):
+    """The topic of items."""
+
+    async def record(
+        self, records: Sequence[tuple[bytes, bytes | None]], headers: Sequence[tuple[str, bytes]] = ()
+    ) -> Sequence[tuple[int, int]]:
+        """Return the records' partitions and offsets once all are acknowledged.
+
+        Raises DependencyUnavailable or Overloaded.
+        """
+        ...
 
 
 class ItemReader(Protocol):
@@ -47,23 +61,30 @@ class ItemReader(Protocol):
         """Return when the topic has been read to its current end. Raises DependencyUnavailable."""
         ...
 
+    def patch_of(self, changes: ItemDraft) -> ItemPatch:
+        """Return the header of a patch of the states that are known now."""
+        ...
+
+    def is_unsettled(self, item_id: str) -> bool:
+        """Return whether an item's last record is not its state, by its scoped id."""
+        ...
+
 
 class ItemOperations:
     """Puts, patches, reads and deletes items."""
 
-    def __init__(self, log: EventLog, reader: ItemReader, items: LiveItems, load_names: LoadNames) -> None:
+    def __init__(self, log: ItemLog, reader: ItemReader, items: LiveItems, load_names: LoadNames) -> None:
         """`log` and `reader` are the topic's producer and reader; the reader and loaded names fill `items`."""
         self._log = log
         self._reader = reader
         self._items = items
         self._load_names = load_names
         self._tenant = DEFAULT_TENANT
-        self._patching = asyncio.Lock()
         self._checking = LongWork("items")
 
     def of(self, tenant: str) -> "ItemOperations":
         """Return the operations on a tenant's items, by the ids that its callers know."""
-        own = copy.copy(self)  # shares the producer, the reader and the lock
+        own = copy.copy(self)  # shares the producer and the reader
         own._tenant, own._items = tenant, self._items.of(tenant)
         return own
 
@@ -106,22 +127,38 @@ class ItemOperations:
     async def patch(self, item_id: str, changes: ItemDraft) -> ItemState:
         """Merge changes into the state of an item, and return the merged state.
 
-        Reads the topic to its current end first. Concurrent patches at one gateway are serialized; at different
-        gateways, the later record wins and reverts fields that the other patch changed within the same milliseconds.
+        Reads the topic to its current end first. Concurrent changes of an item apply in the topic's order, wherever
+        they were requested; see `services.items.patches`.
 
         Raises NotFound, InvalidRequest, DependencyUnavailable or Overloaded.
         """
         check_id("item_id", item_id)
-        if self._items.find(_state_of(item_id)) is None:  # other patches do not wait for its names
-            await self._reader.catch_up(_CATCH_UP_S)
-            await self._find(item_id, _state_of(item_id))
-        async with self._patching:
-            await self._reader.catch_up(_CATCH_UP_S)
-            before = await self._find(item_id, _state_of(item_id))
-            state = before.patched(changes)
-            self._items.layout.check_names(state, set())
-            await self._record([(state.key, state.encode())])
+        await self._reader.catch_up(_CATCH_UP_S)
+        patch = self._reader.patch_of(changes)
+        state = (await self._find(item_id, _state_of(item_id))).patched(changes)
+        self._items.layout.check_names(state, set())
+        if await self._restate(item_id, state, patch):
+            return state
+        await self._settle(item_id)
+        state = await self._find(item_id, _state_of(item_id))
+        state.patched(changes)  # readers refused the changes if they exceed a limit of the item now
         return state
+
+    async def _settle(self, item_id: str) -> None:
+        """Catch up, and state an item again until its last record is its state."""
+        for _ in range(_SETTLE_ROUNDS):
+            await self._reader.catch_up(_CATCH_UP_S)
+            if not self._reader.is_unsettled(scoped(self._tenant, item_id)):
+                return
+            patch = self._reader.patch_of({})
+            if await self._restate(item_id, self._items.find(_state_of(item_id)), patch):
+                return
+
+    async def _restate(self, item_id: str, state: ItemState | None, patch: ItemPatch) -> bool:
+        """Record a merged state, None for deleted; return whether no other record came since the topic was read."""
+        record = scoped(self._tenant, item_id).encode(), None if state is None else state.encode()
+        written = await self._log.record([record], [(PATCH_HEADER, patch.encode())])
+        return all(patch.read_until.get(partition) == offset for partition, offset in written)
 
     async def get(self, item_id: str) -> ItemState:
         """Return an item as it appears in answers. Raises NotFound, InvalidRequest or DependencyUnavailable."""

@@ -49,12 +49,12 @@ _LINGER_MS = 5
 
 @dataclass(slots=True)
 class _Job:
-    """Records acknowledged together, and the future of the acknowledgement. `trace` is sent as record headers."""
+    """Records acknowledged together, their headers, and the future of their partitions and offsets."""
 
     records: Sequence[Record]
     expires_at_s: float
-    trace: list[tuple[str, bytes]]
-    done: "Future[None]" = field(default_factory=Future)
+    headers: list[tuple[str, bytes]]
+    done: "Future[list[tuple[int, int]]]" = field(default_factory=Future)
 
 
 class TopicProducer:
@@ -99,18 +99,20 @@ class TopicProducer:
             self._jobs.put(None)
             self._thread.join(_STOP_S)
 
-    async def record(self, records: Sequence[Record]) -> None:
-        """Send records and wait until the broker has acknowledged them all.
+    async def record(
+        self, records: Sequence[Record], headers: Sequence[tuple[str, bytes]] = ()
+    ) -> Sequence[tuple[int, int]]:
+        """Send records and wait until the broker has acknowledged them all; return their partitions and offsets.
 
         Raises Overloaded if too much is in flight, DependencyUnavailable if the broker does not acknowledge in time.
         """
         with span(f"send {self._topic}", SpanKind.PRODUCER, self._about):
             note({"messaging.batch.message_count": len(records)})
-            job = self._enqueue(records)
+            job = self._enqueue(records, headers)
             if job is None:
                 raise Overloaded(self._topic, _RETRY_AFTER_S)
             try:
-                await asyncio.wait_for(asyncio.wrap_future(job.done), self._ack_timeout_s)
+                return await asyncio.wait_for(asyncio.wrap_future(job.done), self._ack_timeout_s)
             except (TimeoutError, KafkaError) as error:
                 why = missing_permission(error, [self._topic], ["Write"])
                 log.warning("records_refused", topic=self._topic, num_records=len(records), error=why or repr(error))
@@ -127,11 +129,11 @@ class TopicProducer:
         job.done.add_done_callback(lambda done: on_done(not done.cancelled() and done.exception() is None))
         return True
 
-    def _enqueue(self, records: Sequence[Record]) -> _Job | None:
+    def _enqueue(self, records: Sequence[Record], headers: Sequence[tuple[str, bytes]] = ()) -> _Job | None:
         if not self._free.acquire(blocking=False):
             return None
         trace = [(name, text.encode()) for name, text in trace_headers()]
-        job = _Job(records, time.monotonic() + self._ack_timeout_s, trace)
+        job = _Job(records, time.monotonic() + self._ack_timeout_s, [*trace, *headers])
         job.done.add_done_callback(lambda _: self._free.release())
         self._jobs.put(job)
         return job
@@ -196,7 +198,7 @@ class TopicProducer:
         acks = _Acks(job, len(job.records), self._broken, self._arrivals)
         try:
             for key, value in job.records:
-                client.send(self._topic, value, key, headers=job.trace).add_both(acks.one)
+                client.send(self._topic, value, key, headers=job.headers).add_both(acks.one)
         except Exception as error:  # noqa: BLE001 - the thread must survive any failure of the client
             acks.fail(error)
 
@@ -206,7 +208,8 @@ class _Acks:
 
     def __init__(self, job: _Job, num_expected: int, broken: threading.Event, arrivals: ArrivalFile) -> None:
         self._job = job
-        self._missing = num_expected
+        self._num_expected = num_expected
+        self._written: list[tuple[int, int]] = []
         self._broken = broken
         self._arrivals = arrivals
         self._lock = threading.Lock()
@@ -217,10 +220,10 @@ class _Acks:
             self.fail(outcome)
             return
         with self._lock:
-            self._missing -= 1
-            if self._missing == 0 and not self._job.done.done():
+            self._written.append((int(outcome.partition), int(outcome.offset)))
+            if len(self._written) == self._num_expected and not self._job.done.done():
                 self._arrivals.touch()
-                self._job.done.set_result(None)
+                self._job.done.set_result(self._written)
 
     def fail(self, error: BaseException) -> None:
         """Fail the job and replace the client, whose state is unknown."""

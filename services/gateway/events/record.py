@@ -24,7 +24,7 @@ _FEW = 64
 class EventLog(Protocol):
     """A durable log of events."""
 
-    async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+    async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> object:
         """Return once all records (key, value; a None value marks a tombstone) are acknowledged.
 
         Raises DependencyUnavailable or Overloaded.

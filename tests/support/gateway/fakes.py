@@ -4,6 +4,8 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +15,11 @@ from models.wishes.vocabulary import WishItem
 from services.contracts.engine_load import EngineLoad
 from services.contracts.erasure import ErasureProgress, ErasureStore
 from services.contracts.features import RecentPopularity, UserFeatures
-from services.contracts.items import decode_item
+from services.contracts.items import ItemPatch
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DeadlineExceeded, DependencyUnavailable
 from services.items.live_items import LiveItems
+from services.items.patches import PatchMerger
 
 
 class FakeFeatures:
@@ -177,21 +180,43 @@ class FakeItemTopic(FakeLog):
         self.live_items = LiveItems(lambda: self.now_s)
         self.now_s = 1_800_000_000.0
         self.is_behind = False
+        self._merger = PatchMerger()
+        self._headers: list[Sequence[tuple[str, bytes]]] = []
+        self._num_read = 0
 
     def start(self, timeout_s: float = 0.0) -> None:
         """Nothing to start."""
 
-    async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+    def patch_of(self, changes: Mapping[str, Any]) -> ItemPatch:
+        """Return the header of a patch of the states that are known now."""
+        return ItemPatch(dict(changes), "", {0: self._num_read})
+
+    def is_unsettled(self, item_id: str) -> bool:
+        """Return whether an item's last record is not its state."""
+        return item_id in self._merger.unsettled
+
+    async def record(
+        self, records: Sequence[tuple[bytes, bytes | None]], headers: Sequence[tuple[str, bytes]] = ()
+    ) -> Sequence[tuple[int, int]]:
         """Keep records, and apply them."""
         await super().record(records)
+        self._headers += [headers] * len(records)
         if not self.is_behind:
-            self.live_items.apply(decode_item(key, value) for key, value in records)
+            self._read()
+        return [(0, len(self.records) - len(records) + number) for number in range(len(records))]
 
     async def catch_up(self, timeout_s: float) -> None:
         """Apply all records."""
         if self.error is not None:
             raise self.error
-        self.live_items.apply(decode_item(key, value) for key, value in self.records)
+        self._read()
+
+    def _read(self) -> None:
+        for offset in range(self._num_read, len(self.records)):
+            key, value = self.records[offset]
+            record = SimpleNamespace(key=key, value=value, headers=self._headers[offset], partition=0, offset=offset)
+            self.live_items.apply([self._merger.change(record, self.live_items.stated)])
+        self._num_read = len(self.records)
 
 
 class FakeShelf:
