@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemOutcome, ItemPatch, ItemState, item_from
 from services.contracts.message import check_id
 from services.contracts.tenant import DEFAULT_TENANT, prefix_of, scoped
-from services.errors import DependencyUnavailable, InvalidRequest, NotFound
+from services.errors import DependencyUnavailable, InvalidRequest, NotFound, RetryLater
 from services.gateway.overload.long_work import LongWork
 from services.items.layout import ItemLayout
 from services.items.live_items import Knowledge, LiveItems
@@ -30,6 +30,8 @@ _RETRY_AFTER_S = 1.0
 _START_TIMEOUT_S = 15.0
 _FEW = 8
 """Up to this many drafts are checked in the event loop."""
+_MAX_TOGETHER = 200
+"""Records for which the broker has one time limit; larger requests have as many limits as parts of this size."""
 _SETTLE_ROUNDS = 8
 
 
@@ -103,15 +105,25 @@ class ItemOperations:
     async def put(self, drafts: Sequence[tuple[str, ItemDraft]]) -> tuple[ItemOutcome, ...]:
         """Replace whole states, (item id, fields); the last of an id wins. Invalid entries are refused individually.
 
+        If the broker stops acknowledging, the remaining entries are refused too.
+
         Raises InvalidRequest for too many entries or if all are invalid, DependencyUnavailable or Overloaded if the
-        broker has not acknowledged the valid ones.
+        broker has acknowledged none of the valid ones.
         """
         _check_num_items(len(drafts))
         checked = await self._checking.run_if(len(drafts) > _FEW, _check_all, drafts)
         names: set[tuple[str, str]] = set()
         states = [self._with_names_checked(index, state, names) for index, state in enumerate(checked)]
         _refuse_without_accepted(states)
-        await self._record([(state.key, state.encode()) for state in states if isinstance(state, ItemState)])
+        valid = [index for index, state in enumerate(states) if isinstance(state, ItemState)]
+        num_written, error = await self._record(
+            [(state.key, state.encode()) for state in states if isinstance(state, ItemState)]
+        )
+        if error is not None and not num_written:
+            raise error
+        why = "" if error is None else f": {error.problem}"
+        for index in valid[num_written:]:
+            states[index] = InvalidRequest(f"items[{index}]", f"not acknowledged{why}", "send it again")
         return tuple(
             ItemOutcome.of(item_id, state if isinstance(state, InvalidRequest) else None)
             for (item_id, _), state in zip(drafts, states, strict=True)
@@ -121,7 +133,7 @@ class ItemOperations:
         """Replace one item's state. Raises InvalidRequest, DependencyUnavailable or Overloaded."""
         state = item_from(item_id, draft)
         self._items.layout.check_names(state, set())
-        await self._record([(state.key, state.encode())])
+        await self._record_all([(state.key, state.encode())])
         return state
 
     async def patch(self, item_id: str, changes: ItemDraft) -> ItemState:
@@ -173,7 +185,7 @@ class ItemOperations:
         _check_num_items(len(item_ids))
         for index, item_id in enumerate(item_ids):
             check_id("item_id" if len(item_ids) == 1 else f"item_ids[{index}]", item_id)
-        await self._record([(item_id.encode(), None) for item_id in item_ids])
+        await self._record_all([(item_id.encode(), None) for item_id in item_ids])
 
     async def _find(self, item_id: str, read: Callable[[ItemLayout], ItemState | None]) -> ItemState:
         """Return a state. Before an item counts as unknown, the tenant's names are loaded and its states read.
@@ -206,10 +218,21 @@ class ItemOperations:
             return _at(index, error)
         return state
 
-    async def _record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+    async def _record(self, records: Sequence[tuple[bytes, bytes | None]]) -> tuple[int, RetryLater | None]:
+        """Record parts one after the other; return the number of acknowledged records, and why it is not all."""
         prefix = prefix_of(self._tenant).encode()
-        if records:
-            await self._log.record([(prefix + key, value) for key, value in records])
+        for begin in range(0, len(records), _MAX_TOGETHER):
+            part = records[begin : begin + _MAX_TOGETHER]
+            try:
+                await self._log.record([(prefix + key, value) for key, value in part])
+            except RetryLater as error:
+                return begin, error
+        return len(records), None
+
+    async def _record_all(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+        _, error = await self._record(records)
+        if error is not None:
+            raise error
 
 
 def _state_of(item_id: str) -> Callable[[ItemLayout], ItemState | None]:

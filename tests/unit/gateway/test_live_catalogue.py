@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.access import Priority
-from services.contracts.items import ItemState
+from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemState
 from services.contracts.message import convert
 from services.contracts.recommend import Filters, SimilarTo, Tier
+from services.errors import DependencyUnavailable
 from services.gateway.overload.admission import AdmissionDecision
 from services.gateway.tiers.similar import find_new
 from services.items.layout import ItemLayout
@@ -183,6 +184,31 @@ class CountingLayout(ItemLayout):
         """Return an item's title."""
         self.num_read += 1
         return super().title(index)
+
+
+async def test_a_put_of_many_items_tells_which_the_broker_has(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that stops acknowledging refuses the remaining entries; if it has none, the request is refused."""
+    record, num_parts = world.items.record, iter(range(3))
+
+    async def failing(*sent: Any) -> Any:
+        if next(num_parts) == 2:
+            world.items.error = DependencyUnavailable("items", 1.0)
+        return await record(*sent)
+
+    monkeypatch.setattr(world.items, "record", failing)
+    drafts: list[tuple[str, dict[str, Any]]] = [(f"n{number}", {}) for number in range(MAX_ITEMS_PER_REQUEST)]
+    drafts[3] = ("n3", {"value": "dear"})
+    outcomes = await world.plane.items.put(drafts)
+    errors = {outcome.item_id: outcome.error.field for outcome in outcomes if outcome.error is not None}
+    written = {key.decode() for key, _ in world.items.records}
+    monkeypatch.undo()
+    with pytest.raises(DependencyUnavailable):
+        await world.plane.items.put(drafts)
+
+    assert 200 < len(written) < MAX_ITEMS_PER_REQUEST
+    assert written == {item_id for item_id, _ in drafts} - errors.keys()
+    assert errors["n3"] == "items[3].value"
+    assert errors["n999"] == "items[999]"
 
 
 CHANGES = st.lists(
