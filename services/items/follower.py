@@ -217,6 +217,7 @@ class ItemFollower:
                 is_unavailable = True
                 self._on_unavailable(1)
                 self._fail_awaited()
+                self._write()
                 self._stopped.wait(_RETRY_S)
 
     def _open(self, clients: ExitStack) -> tuple[Any, Any]:
@@ -373,5 +374,5 @@ class ItemFollower:
         try:
             write_snapshot(self._snapshot, self._items, self._positions)
             self._has_changed = False
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever ails the snapshot, the topic is followed
             log.warning("items_snapshot_not_written", path=str(self._snapshot), error=repr(error))

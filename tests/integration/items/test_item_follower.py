@@ -195,6 +195,30 @@ def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: S
     assert knowledge == [Knowledge.NONE, Knowledge.SNAPSHOT]
 
 
+def test_states_are_written_also_while_the_broker_is_unavailable(
+    broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker may lose its topics: the last changes before that are in the snapshot too."""
+    monkeypatch.setattr("services.items.follower._CHECK_EVERY_S", 3_600.0)
+    path = tmp_path / "snapshot.parquet"
+    process, later = Process(broker, path, is_worker=True), LiveItems()
+    process.follower.start(30.0)
+    try:
+        send(broker, (b"i01", b'{"available":false}'))
+        wait_for(lambda: process.hides("i01"), what="the change")
+        broker.kill()
+        monkeypatch.setattr("services.items.follower._CHECK_EVERY_S", 0.0)
+        wait_for(path.exists, what="the snapshot")
+        written, read_until = read_snapshot(path, later), process.follower.positions
+        broker.start()
+        wait_for(lambda: process.follower.positions.topic_id != read_until.topic_id, what="the topic made again")
+    finally:
+        process.follower.stop()
+
+    assert written == read_until
+    assert later.hides("i01")
+
+
 def test_states_are_written_only_once_all_are_known(
     broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
