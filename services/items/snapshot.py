@@ -46,12 +46,12 @@ def write_snapshot(path: Path, items: LiveItems, positions: Positions) -> None:
     tenants = items.tenants
     for tenant, own in tenants.items():
         _write(_path_of(path, tenant), own, {})
-    for stale in _tenant_files(path):
-        if stale.name.removeprefix(f"{path.name}.") not in tenants:
-            stale.unlink(missing_ok=True)
     marks = json.dumps({str(number): asdict(mark) for number, mark in positions.marks.items()})
     about = {"topic_id": positions.topic_id, "marks": marks, "tenants": json.dumps(sorted(tenants))}
     _write(path, items, about)
+    for stale in _tenant_files(path):  # which no written file names
+        if stale.name.removeprefix(f"{path.name}.") not in tenants:
+            stale.unlink(missing_ok=True)
 
 
 def _write(path: Path, items: LiveItems, about: Mapping[str, str]) -> None:

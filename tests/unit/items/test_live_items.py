@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from models.catalogue import Catalogue
 from services.contracts.items import MAX_NAMES, ItemState
 from services.errors import InvalidRequest
+from services.items import snapshot
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
@@ -353,3 +354,28 @@ def test_catalogues_laid_while_their_items_change_have_the_last_states() -> None
         assert [layout.allowed()[layout.indices([item_id])].tolist() for item_id in ids] == [
             expected.allowed()[expected.indices([item_id])].tolist() for item_id in ids
         ]
+
+
+def test_a_snapshot_names_no_file_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If writing stops after a tenant was deleted, the earlier snapshot is still whole."""
+    items, path = LiveItems(), tmp_path / "items.snapshot"
+    items.apply([("i1", ItemState(item_id="i1", available=False)), ("acme\x1fi1", ItemState(item_id="i1"))])
+    write_snapshot(path, items, Positions("t", POSITIONS))
+    items.apply([("acme\x1f", None)])
+    write = snapshot.write_durably
+
+    def full(target: Path, data: bytes) -> None:
+        if target == path:
+            raise OSError("no space left")
+        write(target, data)
+
+    monkeypatch.setattr(snapshot, "write_durably", full)
+    with pytest.raises(OSError, match="no space"):
+        write_snapshot(path, items, Positions("t", POSITIONS))
+    read = LiveItems()
+
+    assert read_snapshot(path, read) == Positions("t", POSITIONS)
+    assert read.hides("i1")
+    monkeypatch.undo()
+    write_snapshot(path, items, Positions("t", POSITIONS))
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
