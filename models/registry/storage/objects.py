@@ -182,7 +182,7 @@ class ObjectStorage:
             digest = open_bundle(alone).manifest["files"].get(REPORT)
             if digest is not None:
                 with suppress(FileExistsError):
-                    os.link(self._file(digest), alone / REPORT)
+                    self._link(digest, alone / REPORT)
         return alone
 
     def versions(self) -> list[str]:

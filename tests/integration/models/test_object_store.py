@@ -425,6 +425,26 @@ def test_a_killed_upload_is_invisible_and_collected(url: str, tmp_path: Path, mo
     assert open_at(url, tmp_path / "other").open("v3").student_path.read_bytes() == b"common" * 100
 
 
+def test_a_report_that_is_evicted_before_its_link_is_downloaded_again(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may make room in the cache between the download and the link."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "student.onnx").write_bytes(b"student")
+    open_at(url, tmp_path / "here").publish(source, "v1", {}, pages={"report.json": '{"dataset": "made up"}'})
+    file, evictions = ObjectStorage._file, iter([True])
+
+    def evicted(storage: ObjectStorage, digest: str) -> Path:
+        path = file(storage, digest)
+        if next(evictions, False):
+            path.unlink()
+        return path
+
+    monkeypatch.setattr(ObjectStorage, "_file", evicted)
+    assert open_at(url, tmp_path / "there").described("v1", with_report=True).report() == {"dataset": "made up"}
+
+
 def test_the_cache_is_bounded(url: str, tmp_path: Path) -> None:
     """The least recently opened version is evicted from the cache, and downloaded again on demand."""
     publish(open_at(url, tmp_path / "here"), tmp_path, "v1", "v2", "v3", size=100_000)
