@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+MAX_BEAM_WIDTH = 65_536
+MAX_CLOSING_TOKENS = 16
 Scores = Literal["catalogue", "vocabulary"]
 """Log-probabilities among the codes that continue a prefix in the catalogue, or among all tokens of the decoder."""
 

@@ -11,11 +11,11 @@ from pydantic import AfterValidator, Field, StringConstraints
 from models.documents import MAX_TIME_MS, Count, Finite, Schema, Sha256, Version, decode_plain
 from models.errors import BundleCorrupt
 from models.mixer import MODEL
-from models.search import Scores
+from models.search import MAX_BEAM_WIDTH, MAX_CLOSING_TOKENS, Scores
 
 MANIFEST = "manifest.json"
 _MAX_FILES = 100_000
-_MAX_PROMPT_ITEMS = 1_000_000
+MAX_PROMPT_ITEMS = 1_000_000
 _MAX_WEIGHT = 1e6
 _Tokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """A token, or a number of tokens."""
@@ -92,8 +92,8 @@ class _PromptText(Schema):
 
 
 class _Prompt(Schema):
-    max_items: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)] = 200
-    stride: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)] = 50
+    max_items: Annotated[int, Field(ge=1, le=MAX_PROMPT_ITEMS)] = 200
+    stride: Annotated[int, Field(ge=1, le=MAX_PROMPT_ITEMS)] = 50
     head: list[_Tokens] | None = None
     between: list[_Tokens] | None = None
     tail: list[_Tokens] | None = None
@@ -101,9 +101,9 @@ class _Prompt(Schema):
 
 
 class _Search(Schema):
-    beam_width: Annotated[int | None, Field(ge=1, le=65_536)] = None
+    beam_width: Annotated[int | None, Field(ge=1, le=MAX_BEAM_WIDTH)] = None
     scores: Scores = "catalogue"
-    close: Annotated[list[_Tokens], Field(max_length=16)] = Field(default_factory=list)
+    close: Annotated[list[_Tokens], Field(max_length=MAX_CLOSING_TOKENS)] = Field(default_factory=list)
     popular_first: bool = False
 
 
@@ -116,7 +116,7 @@ class _Imported(Schema):
 
 
 class _Reading(Schema):
-    newest: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)]
+    newest: Annotated[int, Field(ge=1, le=MAX_PROMPT_ITEMS)]
     decay: Annotated[float, Field(gt=0, le=1)]
 
 

@@ -26,7 +26,7 @@ from models.decoder.weights import load_decoder
 from models.errors import CheckpointError
 from models.files import scratch_of
 from models.prompt import Prompt, prompt_of, text_encoder
-from models.search import Search, search_of
+from models.search import MAX_CLOSING_TOKENS, Search, search_of
 from pipelines.foreign import checkpoint, measure
 from pipelines.foreign.examples import EOS, read_examples
 from pipelines.foreign.index import ItemIndex, read_index
@@ -196,6 +196,9 @@ def _close(
             fix = "name eos_token in tokenizer_config.json, or give --no-count-close"
             raise Refused("tokenizer_config.json", "eos_token", f"{text} not found", fix)
         tokens += ids
+    if len(tokens) > MAX_CLOSING_TOKENS:
+        problem = f"{len(tokens)} tokens exceed the maximum of {MAX_CLOSING_TOKENS}"
+        raise Refused("--prompt", "codes.close", problem, "give fewer closing texts")
     return tuple(tokens)
 
 

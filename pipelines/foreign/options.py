@@ -5,7 +5,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, get_args
 
-from models.search import Scores
+from models.search import MAX_BEAM_WIDTH, Scores
 from pipelines.declaration import InvalidOption, Option, check_bounds
 from pipelines.foreign.refused import Refused
 from services.errors import ConfigError
@@ -66,7 +66,8 @@ class ImportArguments:
     prompt: Annotated[Path | None, Option("Prompt file (TOML), instead of --examples.")] = None
     name: Annotated[str | None, Option("Name of the import.", names=("--as",), shown="the checkpoint folder's")] = None
     beam_width: Annotated[
-        int | None, Option("Beams of a request.", at_least=1, shown="the framework's, usually 50")
+        int | None,
+        Option("Beams of a request.", at_least=1, at_most=MAX_BEAM_WIDTH, shown="the framework's, usually 50"),
     ] = None
     scores: Annotated[
         Scores | None,

@@ -16,7 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from models.prompt import HISTORY, Prompt, PromptText
-from models.search import Scores
+from models.registry.manifest import MAX_PROMPT_ITEMS
+from models.search import MAX_BEAM_WIDTH, Scores
 from pipelines.foreign.examples import Example, render
 from pipelines.foreign.refused import Refused
 from pipelines.foreign.tokens import ItemCodeTable
@@ -201,7 +202,7 @@ def read_template(path: Path, chat: ChatTemplate | None) -> Template:
         special_tokens=prompt.get("special_tokens", not prompt.get("chat")),
         max_items=_count(path, raw, "prompt.max_items") or 20,
         stride=_count(path, raw, "prompt.stride"),
-        close=tuple(_texts(path, "codes.close", codes.get("close", []))),
+        close=_closing(path, codes.get("close", [])),
         beam_width=_count(path, raw, "search.beam_width"),
         scores=_scores(path, search.get("scores")),
         count_close=search.get("count_close", True),
@@ -219,18 +220,26 @@ def _check_types(path: Path, section: str, values: Mapping[str, Any]) -> None:
 
 
 def _count(path: Path, raw: Mapping[str, Any], key: str) -> int | None:
-    """Return a number of 1 or more; None if the key is absent."""
+    """Return a number of 1 to the manifest's limit; None if the key is absent."""
     section, name = key.split(".")
     given = raw.get(section, {}).get(name)
-    if given is None or (type(given) is int and given > 0):
+    most = MAX_BEAM_WIDTH if name == "beam_width" else MAX_PROMPT_ITEMS
+    if given is None or (type(given) is int and 1 <= given <= most):
         return given
-    raise Refused(path.name, key, f"{given!r:.60} is not a number of 1 or more", f"give for example {name} = 10")
+    raise Refused(path.name, key, f"{given!r:.60} is not a number of 1 to {most}", f"give for example {name} = 10")
 
 
 def _texts(path: Path, key: str, given: Any) -> list[str]:
     if isinstance(given, list) and all(isinstance(text, str) for text in given):
         return given
     raise Refused(path.name, key, f"{given!r:.60} is not a list of texts", 'give for example ["a", "b"]')
+
+
+def _closing(path: Path, given: Any) -> tuple[str, ...]:
+    texts = _texts(path, "codes.close", given)
+    if "" in texts:
+        raise Refused(path.name, "codes.close", "an empty text", "give the texts that the decoder generates")
+    return tuple(texts)
 
 
 def _scores(path: Path, given: Any) -> str | None:

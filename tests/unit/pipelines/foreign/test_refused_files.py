@@ -77,6 +77,9 @@ PROMPTS: dict[str, tuple[str, bytes | str, str]] = {
     "an answer that is a list": ("p.toml", USER + "answer = []", "prompt.answer"),
     "a count flag that is text": ("p.toml", USER + '[search]\ncount_close = "no"', "search.count_close"),
     "unknown scores": ("p.toml", USER + '[search]\nscores = "items"', "search.scores"),
+    "a width beyond the manifest's": ("p.toml", USER + "[search]\nbeam_width = 65537", "search.beam_width"),
+    "a limit beyond the manifest's": ("p.toml", USER + "max_items = 1000001", "prompt.max_items"),
+    "an empty closing text": ("p.toml", USER + '[codes]\nclose = [""]', "codes.close"),
     "closing tokens that are no list": ("p.toml", USER + '[codes]\nclose = "a"', "codes.close"),
 }
 
