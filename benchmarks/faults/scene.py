@@ -49,7 +49,7 @@ _USERS_TO_TRY = 120
 _SLOW_S = 0.05
 _READ_S = 5.0
 _NUM_AGREEING, _LOOK_S = 12, 0.05
-"""Consecutive answers without the hidden items: both gateways have given some of them."""
+"""Consecutive answers of a door without the hidden items: both gateways have given some of them."""
 _PEER_ITEMS = 500
 _PORTS = (
     *("http_port", "grpc_port", "metrics_port", "redis_port"),
@@ -107,7 +107,10 @@ class Scene:
         return sum([await self.num_events(event.user_id) > 1 for event in events])
 
     async def hide(self, num: int) -> tuple[str, ...]:
-        """Hide the first items of the audience; return them once all gateways exclude them. Raises EnvironmentFault."""
+        """Hide the first items of the audience; return them once gateways and standby exclude them.
+
+        Raises EnvironmentFault.
+        """
         hidden = self.audience.item_ids[:num]
         if not hidden:
             return ()
@@ -115,13 +118,15 @@ class Scene:
         async with AsyncClient(address, api_key=self.operator_key) as operator:
             await operator.put_items([CatalogueItem(item_id=item_id, available=False) for item_id in hidden])
         give_up_s = time.monotonic() + self.healthy_within_s
-        num_without = 0
-        while num_without < _NUM_AGREEING:
-            answer = await self.rest.recommend({"user_id": "nobody"})
-            num_without = num_without + 1 if set(hidden).isdisjoint(answer.item_ids) else 0
-            if time.monotonic() > give_up_s:
-                raise EnvironmentFault("hidden items are still shown; the worker's log says why")
-            await asyncio.sleep(_LOOK_S)
+        async with RestClient(self.settings.inner_host, self.settings.standby_http_port, self.operator_key) as standby:
+            for door in (self.rest, standby) if self.settings.standby else (self.rest,):
+                num_without = 0
+                while num_without < _NUM_AGREEING:
+                    answer = await door.recommend({"user_id": "nobody"})
+                    num_without = num_without + 1 if answer.is_ok and set(hidden).isdisjoint(answer.item_ids) else 0
+                    if time.monotonic() > give_up_s:
+                        raise EnvironmentFault(f"{door.address} still shows hidden items; the worker's log says why")
+                    await asyncio.sleep(_LOOK_S)
         return hidden
 
     async def until_healthy(self) -> None:
