@@ -201,9 +201,15 @@ def _num_open_in_ledger(settings: "Settings", tenant: str) -> int:
 
 
 def _live_items(settings: "Settings") -> "LiveItems":
+    """Return the live catalogue. Raises DependencyUnavailable unless it was read to the topic's end."""
     from pipelines.publication.new_items import read_live_items
+    from services.errors import DependencyUnavailable
+    from services.items.live_items import Knowledge
 
-    return read_live_items(settings)
+    items = read_live_items(settings)
+    if items.knowledge is not Knowledge.CURRENT:
+        raise DependencyUnavailable("the items topic", 1.0)
+    return items
 
 
 def _stated(items: "LiveItems", tenant: str) -> list[str]:

@@ -25,6 +25,7 @@ from services.contracts.erasure import Erasure, ErasureProgress
 from services.contracts.events import Interaction
 from services.contracts.explanation import OWN_FIELDS, encode_explanation
 from services.contracts.tenant import scoped
+from services.errors import DependencyUnavailable
 from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
 from services.features.schema import USER_HISTORY, LogPosition, PrecomputedRow
@@ -145,6 +146,15 @@ def test_a_tenant_is_not_deleted_while_its_events_are_not_applied(rig: Rig) -> N
     assert not output.path.exists()
     assert not while_waiting
     assert traces_of(settings, "acme\x1f") == []
+
+
+def test_a_tenant_whose_items_cannot_be_read_is_not_deleted(rig: Rig) -> None:
+    """Without the broker, the tenant's items are unknown, not absent."""
+    assert not any(scan(rig.settings, "acme").entries.values())
+    rig.broker.kill()
+
+    with pytest.raises(DependencyUnavailable):
+        scan(rig.settings, "acme")
 
 
 def test_an_open_erasure_is_waited_for_and_not_sent_again(rig: Rig) -> None:
