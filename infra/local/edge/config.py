@@ -531,6 +531,7 @@ defaults
     http-check set-var(proc.fair_rest) str(0),concat(,check.fair_rest),add(0)
     http-check set-var(proc.fair_grpc) str(0),concat(,check.fair_grpc),add(0)
     default-server inter 600ms fastinter 100ms downinter 200ms fall 2 rise 3
+    http-error status 502 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
     http-error status 503 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
     http-error status 504 content-type application/json lf-string '{late}'
 

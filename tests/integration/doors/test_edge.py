@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import grpc
@@ -196,6 +198,37 @@ def test_both_doors_answer_over_tls(edge: Edge) -> None:
     assert rest.http_version == "HTTP/1.1"
     assert rpc.bundle_version == "v1"
     assert [edge.selected(protocol) for protocol in ("h2", "http/1.1")] == ["h2", "http/1.1"]
+
+
+class BrokenDoor(BaseHTTPRequestHandler):
+    """A gateway that passes its health check and answers in no form of HTTP."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        if self.path == "/healthz":
+            self.send_response(200)
+            self.end_headers()
+        else:
+            self.wfile.write(b"no HTTP at all\r\n\r\n")
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+def test_a_broken_answer_of_a_gateway_becomes_the_platform_s_error(tmp_path: Path, ca: trustme.CA) -> None:
+    """HAProxy refuses such an answer; the caller gets JSON with the request's id."""
+    with ThreadingHTTPServer((HOST, 0), BrokenDoor) as door:
+        Thread(target=door.serve_forever, daemon=True).start()
+        with (
+            running_edge(tmp_path, ca, (door.server_port, door.server_port)) as edge,
+            httpx.Client(verify=edge.context(), timeout=10) as http,
+        ):
+            wait_for(lambda: http.get(f"{edge.rest}/").status_code != 503, what="the health checks")
+            answer = http.get(f"{edge.rest}/", headers={"x-request-id": "mine"})
+        door.shutdown()
+
+    assert answer.status_code == 502
+    assert (answer.json()["error"]["code"], answer.json()["error"]["request_id"]) == ("unavailable", "mine")
 
 
 def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None:
