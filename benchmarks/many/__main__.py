@@ -5,12 +5,13 @@
     python -m benchmarks.many adapters --json OUT
 
 The gateway runs in this process, without a broker, a feature store and an LLM, over an S3 server (SeaweedFS) that the
-benchmark starts. Its students are made up; the bundles share their files by content. Rows: the start with all names
-and with one; requests by Zipf's law, warm and cold; a hundred first calls of one name; memory over many loads and
-unloads; and all of it again while the store is unavailable, slow (1 s a request), damaged, or the disk is full. The
-replicas are Ray's, with small random decoders: first calls, memory and rankings over many loads and unloads, and in
-each fault a hot name, a killed replica, and a rolling restart. A part that fails is a row with its error. `simulated`
-simulates a cluster with the product's state machines.
+benchmark starts at low priority. Its students are made up; the bundles share their files by content. Rows: the start
+with all names and with one; requests by Zipf's law, warm and cold; those of names in memory beside one name's, at one
+rate; a hundred first calls of one name; memory over many loads and unloads; and all of it again while the store is
+unavailable, slow (1 s a request), damaged, or the disk is full. The replicas are Ray's, with small random decoders:
+first calls, memory and rankings over many loads and unloads, and in each fault a hot name, a killed replica, and a
+rolling restart. A part that fails is a row with its error. `simulated` simulates a cluster with the product's state
+machines.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ from benchmarks.many.gateway import measure
 from benchmarks.many.replicas import measure_replicas
 from pipelines.declaration import Option, parsed
 
+_NICENESS = 19
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyOptions(ReportOptions):
@@ -46,7 +49,7 @@ class ManyOptions(ReportOptions):
 def main() -> None:
     """Measure, print each row, write the JSON after each."""
     options = parsed(ManyOptions, __doc__)
-    with exit_on_errors(), tempfile.TemporaryDirectory() as folder, s3_server(Path(folder, "s3")) as url:
+    with exit_on_errors(), tempfile.TemporaryDirectory() as folder, s3_server(Path(folder, "s3"), _NICENESS) as url:
         asyncio.run(_run(options, url, Path(folder)))
 
 

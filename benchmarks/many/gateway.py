@@ -156,8 +156,11 @@ async def measure(
     publish_many(url, names, folder)
     async with gateway(url, folder / "one", names[:1], None) as single:
         yield {"row": "one name", "start_s": single.start_s, **latency(await single.ask_all(names[:1] * num_requests))}
+        alone = await single.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
         async with gateway(url, folder / "warm", names, room, _MIN_STAY_S) as many:
-            yield await warm(single, many, names, num_requests)
+            mixed = await warm(many, names, num_requests)
+        alone += await single.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
+        yield {"row": "warm", **to_one(latency(alone), mixed)}
     with wire_to_store() as wire:
         async with gateway(url, folder / "many", names, room) as many:
             yield {"row": "start", "names": num_names, "start_s": many.start_s, "one_start_s": single.start_s}
@@ -192,30 +195,40 @@ def drawn(names: Sequence[str], num_requests: int, seed: int) -> list[str]:
     return [names[index] for index in indices]
 
 
-async def warm(single: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
-    """Compare requests for names in memory with requests of a gateway with one name, both in this process.
+async def warm(many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
+    """Measure the requests for names in memory while other names load, and then requests for such names only.
 
-    Both get the same rate. Other names of the second gateway load meanwhile, and none during the requests of the first,
-    which come half before and half after the samples of the second.
+    `known` and `resident` are their latencies. All requests come at the same rate, and names by the same law.
     """
     await many.until_read()
-    alone = await single.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
     await many.ask_at(drawn(names, num_requests, seed=1), _RATE_RPS)
     loads, cpu_s = many.total("tailrace_model_loads_total"), _loading_cpu_s()
     mixed = await many.ask_at(drawn(names, num_requests, seed=2), _RATE_RPS)
     loads, cpu_s = many.total("tailrace_model_loads_total") - loads, _loading_cpu_s() - cpu_s
     await asyncio.sleep(_SETTLED_S)
-    alone += await single.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
-    known = latency([answer for answer in mixed if answer.was_loaded])
-    of_one = latency(alone)
+    resident = await many.ask_at(drawn(many.resident(), num_requests, seed=3), _RATE_RPS)
     return {
-        "row": "warm",
-        **{f"one_{name}": value for name, value in of_one.items()},
-        **{f"warm_{name}": value for name, value in known.items()},
-        "p99_to_one": known["p99_ms"] / of_one["p99_ms"],
+        "known": latency([answer for answer in mixed if answer.was_loaded]),
+        "resident": latency(resident),
         "loads": loads,
         "loading_cores": cpu_s / (num_requests / _RATE_RPS),
         **outcome(mixed),
+    }
+
+
+def to_one(of_one: dict[str, float], mixed: dict[str, Any]) -> dict[str, Any]:
+    """Compare the latencies of `warm` with those of a gateway with one name, at the same rate in this process.
+
+    Half of its requests come before the start of the gateway with many names, half after its end.
+    """
+    known, resident = mixed.pop("known"), mixed.pop("resident")
+    return {
+        **{f"one_{name}": value for name, value in of_one.items()},
+        **{f"warm_{name}": value for name, value in known.items()},
+        **{f"resident_{name}": value for name, value in resident.items()},
+        "p99_to_one": known["p99_ms"] / of_one["p99_ms"],
+        "resident_p99_to_one": resident["p99_ms"] / of_one["p99_ms"],
+        **mixed,
     }
 
 
