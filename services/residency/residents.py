@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -352,17 +353,27 @@ class Residents(Generic[Model]):
         log.error("model_refused", name=name, retry_after_s=pause_s, error=repr(error))
 
     def _poll(self) -> None:
-        while not self._stopped.wait(self._poll_s):
+        """Follow the names one after another, each once in `poll_s`: together they would take time from requests."""
+        names, pause_s = deque[str](), self._poll_s
+        next_s = time.monotonic() + pause_s
+        while not self._stopped.wait(max(0.0, next_s - time.monotonic())):
             with self._changed:
                 if self._stopped.is_set():
                     return
-                for name in self._table.pinned:
-                    self._ask_for(name)
-                self._act()  # first: the references of `refresh` would keep idle names
-                for name in self._models.keys() - self._refreshing:
-                    if self._table.acquire(name, None):
-                        self._refreshing.add(name)
-                        self._followers.submit(self._refresh, name, self._models[name])
+                if not names:
+                    for name in self._table.pinned:
+                        self._ask_for(name)
+                    self._act()  # first: the references of `refresh` would keep idle names
+                    names.extend(self._models)
+                    pause_s = self._poll_s / max(1, len(names))
+                if names:
+                    self._follow(names.popleft())
+            next_s = max(time.monotonic(), next_s + pause_s)
+
+    def _follow(self, name: str) -> None:
+        if name in self._models and name not in self._refreshing and self._table.acquire(name, None):
+            self._refreshing.add(name)
+            self._followers.submit(self._refresh, name, self._models[name])
 
     def _refresh(self, name: str, model: Model) -> None:
         try:

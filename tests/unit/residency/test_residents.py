@@ -29,6 +29,7 @@ class Files:
     loads: Counter[str] = field(default_factory=Counter)
     unloads: Counter[str] = field(default_factory=Counter)
     in_memory: set[str] = field(default_factory=set)
+    refreshed: list[str] = field(default_factory=list)
 
     def fetch(self, name: str) -> int:
         """Return the size of a name, or fail."""
@@ -48,7 +49,8 @@ class Files:
         return name
 
     def refresh(self, name: str, model: str) -> None:
-        """Follow nothing."""
+        """Record the name."""
+        self.refreshed.append(name)
 
     def is_broken(self, model: str) -> bool:
         return False
@@ -186,6 +188,24 @@ def test_an_idle_name_is_unloaded() -> None:
     scene.wait_for("a", Residency.ABSENT)
     assert scene.value("tailrace_model_evictions_total", name="a", reason="idle") == 1
     scene.models.stop()
+
+
+def test_names_are_followed_one_after_another() -> None:
+    """The records of many names are not read at once: the requests of that time would wait for all of them."""
+    scene = Scene(poll_s=1.0)
+    scene.files.gate.set()
+    scene.files.sizes = dict.fromkeys("abcd", 2)
+    scene.models.start()
+    for name in "abcd":
+        scene.models.acquire(name)
+        scene.wait_for(name, Residency.RESIDENT)
+    wait_for(lambda: scene.files.refreshed)
+    early = list(scene.files.refreshed)
+    wait_for(lambda: len(scene.files.refreshed) >= 8)
+    scene.models.stop()
+
+    assert len(early) == 1
+    assert Counter(scene.files.refreshed[:8]) == dict.fromkeys("abcd", 2)
 
 
 def test_the_files_of_tenants_are_fetched_in_turn(scene: Scene) -> None:
