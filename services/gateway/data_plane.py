@@ -201,7 +201,7 @@ class DataPlane:
             version=live.version,
             num_items=len(live.catalogue.item_ids),
             code_depth=live.catalogue.depth,
-            manifest={key: value for key, value in live.manifest.items() if key not in {"version", "files"}},
+            manifest={key: value for key, value in live.manifest.items() if key != "version"},
             canary=None if canary is None else CanaryInfo(version=canary.version, share=share),
         )
 

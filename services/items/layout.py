@@ -73,6 +73,11 @@ class ItemLayout:
         return self.num_known + len(self._new_ids)
 
     @property
+    def num_stated(self) -> int:
+        """The number of items with a state."""
+        return int(np.count_nonzero(self.status))
+
+    @property
     def new_ids(self) -> list[str]:
         """The items that the catalogue lacks and that are not deleted, in order of appearance."""
         deleted = self.status[self.num_known : self.num_named] & DELETED

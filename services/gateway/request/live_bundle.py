@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,7 +26,7 @@ from models.registry.bundle import CATALOGUE, Bundle, learned_repeats, lists_ver
 from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.canary import Canary
 from models.registry.manifest import MANIFEST
-from models.registry.popular import popular_catalogue
+from models.registry.popular import pack, served, unpack
 from models.registry.store import BundleStore
 from models.search import OWN_SEARCH, Search, search_of
 from models.similar import SimilarTable, empty_table
@@ -46,6 +46,8 @@ log = structlog.get_logger()
 _BUNDLE_BYTES, _ITEM_BYTES, _CATALOGUE_ITEM_BYTES = 2 * 2**20, 300, 1_200
 """Memory of a loaded bundle apart from its files: in all, by item for states and masks, and by item for ids, texts,
 index and marks, which bundles with equal catalogues share."""
+_MAX_POPULAR_BYTES = 2**15
+"""Packed popular items are kept for each name up to this size; a hundred usual items take 6 kB."""
 _NOT_LOADED = ("decoder/", "teacher/", "judged/", "report.")
 _UNLOAD_S, _LOOK_S = 10.0, 0.002
 
@@ -201,6 +203,7 @@ class LiveBundle:
         self._bytes_by_version: dict[str, ModelBytes] = {}
         self._fetched: dict[str, _Fetched] = {}
         self._last_version: str | None = None
+        self._popular: tuple[str, bytes] | None = None
         self.reserve: Callable[[ModelBytes], bool] | None = None
         """Counts the memory of all versions of the name; returns whether it fits. None where it is not counted."""
         self._follower = self._follow()
@@ -299,14 +302,25 @@ class LiveBundle:
             time.sleep(_LOOK_S)
 
     def learn(self) -> None:
-        """Read the name's record and its live version's manifest, for `partial`. Raises as `fetch` does."""
+        """Read the name's record and its live version's popular items, for `partial`. Raises as `fetch` does."""
         version = self._store.record().live
         if version is not None:
-            self._store.described(version)
+            self._read_popular(version)
         self._last_version = version
 
+    def _read_popular(self, version: str) -> bytes | None:
+        """Return the packed popular items of a version, and keep them. Raises as `fetch` does."""
+        popular = self._popular
+        if popular is not None and popular[0] == version:
+            return popular[1]
+        packed = pack(self._store.described(version).manifest)
+        self._popular = None if packed is None or len(packed) > _MAX_POPULAR_BYTES else (version, packed)
+        return packed
+
     def partial(self) -> Live:
-        """Return the popular items of the last known live version as a bundle without models. Blocks while it reads.
+        """Return the popular items of the last known live version as a bundle without models.
+
+        Blocks while it reads, unless `learn` has read them.
 
         Raises DependencyUnavailable if nothing is promoted, or the item states are unknown; as `fetch` does if they
         cannot be read.
@@ -316,16 +330,27 @@ class LiveBundle:
             self.learn()
         if (version := self._last_version) is None:
             raise self.missing()
-        manifest = self._store.described(version).manifest
-        if (catalogue := popular_catalogue(manifest)) is None:
+        if (packed := self._read_popular(version)) is None:
             raise BundleIncomplete(f"{version}: the manifest lists no popular items; publish it again")
-        items = self._catalogue_state.lay(catalogue)
+        manifest, catalogue = unpack(packed)
+        return self._partial(version, manifest, catalogue, self._catalogue_state.lay(catalogue))
+
+    def partial_at_once(self) -> Live | None:
+        """Return the same within a part of a millisecond; None if that needs a read or another thread."""
+        popular = self._popular
+        if popular is None or popular[0] != self._last_version or self._catalogue_state.knowledge is Knowledge.NONE:
+            return None
+        manifest, catalogue = unpack(popular[1])
+        items = self._catalogue_state.lay_at_once(catalogue)
+        return None if items is None else self._partial(popular[0], manifest, catalogue, items)
+
+    def _partial(self, version: str, manifest: dict[str, Any], catalogue: Catalogue, items: ItemLayout) -> Live:
         return Live(
             name=self.name,
             version=version,
             catalogue=catalogue,
             student=None,
-            manifest=_kept(manifest),
+            manifest=manifest,
             items=items,
             expressions=Expressions(items, lock=threading.Lock()),
             similar=empty_table(len(catalogue.item_ids)),
@@ -367,7 +392,7 @@ class LiveBundle:
             version=bundle.version,
             catalogue=catalogue,
             student=student,
-            manifest=_kept(bundle.manifest),
+            manifest=served(bundle.manifest),
             items=items,
             expressions=expressions,
             similar=similar,
@@ -405,11 +430,6 @@ def _roles(serving: Serving[Live]) -> list[tuple[str, str]]:
     """Return the role (live or canary) and version of each serving bundle."""
     canary = None if serving.canary is None else serving.canary.version
     return [(role, version) for role, version in (("live", serving.live), ("canary", canary)) if version is not None]
-
-
-def _kept(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is served of a manifest: garbage collections would visit each popular item of each loaded bundle."""
-    return {key: value for key, value in manifest.items() if key != "popular"}
 
 
 def _fetched(bundle: Bundle) -> _Fetched:

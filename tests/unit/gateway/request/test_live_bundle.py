@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
+from services.contracts.items import ItemState
 from services.errors import BundleIncomplete, DependencyUnavailable
 from services.gateway.request.live_bundle import LiveBundle
+from services.items.live_items import Knowledge, LiveItems
 from services.observability.metrics import GatewayMetrics
 from tests.support.gateway.fakes import FakeStudent
 from tests.support.training.bundles import point_to
@@ -57,12 +60,58 @@ async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
         live.current()
 
 
-async def test_a_loaded_bundle_does_not_keep_its_manifests_popular_items(started: Follower) -> None:
-    """Garbage collections, which stop all requests, need not visit them."""
+async def test_a_loaded_bundle_does_not_keep_lists_of_its_manifest(started: Follower) -> None:
+    """A garbage collection would visit each popular item and file of each loaded bundle, and requests wait for it."""
     manifest = json.loads((started.root / "v1" / "manifest.json").read_text())
 
-    assert manifest.keys() - started.live.current().manifest.keys() == {"popular"}
-    assert "popular" not in started.live.partial().manifest
+    assert manifest.keys() - started.live.current().manifest.keys() == {"popular", "files"}
+    assert started.live.partial().manifest == started.live.current().manifest
+
+
+async def test_popular_items_are_read_once(started: Follower) -> None:
+    """They answer from memory after `learn`, and are read again for another version."""
+    started.live.learn()
+    (started.root / "v1" / "manifest.json").rename(started.root / "elsewhere")
+    first = [started.live.partial() for _ in range(2)]
+    await started.follow_to("v2")
+    later = started.live.partial()
+
+    assert [(live.version, len(live.catalogue.item_ids)) for live in (*first, later)] == [("v1", 20)] * 2 + [("v2", 5)]
+
+
+async def test_popular_items_are_made_at_once_only_if_nothing_is_waited_for(tmp_path: Path) -> None:
+    """They need a read before `learn`, another thread's layouts, many states, or states that are unknown."""
+    publish(root := tmp_path / "bundles", "v1", catalogue_of(5))
+    items = LiveItems()
+    live = LiveBundle(
+        BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 1.0, GatewayMetrics(CollectorRegistry()), items
+    )
+    unread = live.partial_at_once()
+    live.learn()
+    first = live.partial_at_once()
+    with items._lock:
+        locked = live.partial_at_once()
+    items.knowledge = Knowledge.NONE
+    unknown = live.partial_at_once()
+    items.knowledge = Knowledge.CURRENT
+    items.apply([(f"new-{number}", ItemState(item_id=f"new-{number}")) for number in range(1_000)])
+
+    assert first is not None
+    assert first.catalogue.item_ids == live.partial().catalogue.item_ids
+    assert (unread, locked, unknown, live.partial_at_once()) == (None, None, None, None)
+    assert live.partial().items.num_named == 1_005
+
+
+async def test_popular_items_of_many_bytes_are_not_kept(tmp_path: Path) -> None:
+    """A name keeps no more than 32 KiB of popular items; larger ones are read again, and answer the same."""
+    root, long = tmp_path / "bundles", "x" * 1_000
+    catalogue = replace(catalogue_of(40), titles=tuple(f"{long}{number}" for number in range(40)))
+    publish(root, "v1", catalogue)
+    live = Follower(root).live
+    live.learn()
+
+    assert live._popular is None
+    assert set(live.partial().catalogue.titles) == set(catalogue.titles)
 
 
 async def test_a_fetched_version_is_opened_again_only_if_a_file_is_missing(started: Follower) -> None:

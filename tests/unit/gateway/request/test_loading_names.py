@@ -14,6 +14,7 @@ from models.registry.bundle import Bundle
 from models.registry.store import BundleStore
 from services.contracts.recommend import Filters, Reason, Tier
 from services.errors import DependencyUnavailable, NotFound
+from services.gateway.request import names as names_module
 from services.gateway.request.live_bundle import memory_of
 from services.gateway.request.names import NameResidency
 from services.items.live_items import Knowledge
@@ -207,7 +208,7 @@ async def test_a_name_whose_manifest_cannot_be_read_answers_with_the_default_nam
     """The answer names the version whose popular items it shows, and the name answers itself once it can be read."""
     manifest, names = scene.root / "mail" / "manifest.json", scene.world.plane.names
     await until(lambda: names.has_read_manifests)
-    names.of("mail")._last_version = None
+    names.of("mail")._last_version = names.of("mail")._popular = None
     content = manifest.read_bytes()
     manifest.write_bytes(b"{")
     answer = await scene.ask("mail")
@@ -219,10 +220,25 @@ async def test_a_name_whose_manifest_cannot_be_read_answers_with_the_default_nam
     assert (await scene.ask("mail"))[0] == "mail"
 
 
+async def test_the_popular_items_that_were_asked_for_last_are_kept(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for more names, the name that was asked for longest ago is forgotten."""
+    monkeypatch.setattr(names_module, "_MAX_PARTIAL", 2)
+    scene.gate.clear()
+    for name in ("mail", "news", "mail", "home"):
+        await scene.ask(name, deadline_ms=1_000)
+
+    assert list(scene.world.plane.names._partial) == ["mail", "home"]
+
+
 async def test_a_manifest_that_is_read_too_slowly_is_replaced_within_the_deadline(scene: Scene) -> None:
     """Requests for a name wait for its manifest for a part of their deadline."""
+    names, slow = scene.world.plane.names, Event()
+    await until(lambda: names.has_read_manifests)
     scene.gate.clear()
-    mail, slow = scene.world.plane.names.of("mail"), Event()
+    mail = names.of("mail")
+    mail._popular = None
     read = mail.partial
     mail.partial = lambda: slow.wait(30.0) and read()  # type: ignore[method-assign, assignment, return-value]
     version, tier, _, num_items = await scene.ask("mail", deadline_ms=1_000)
@@ -233,14 +249,30 @@ async def test_a_manifest_that_is_read_too_slowly_is_replaced_within_the_deadlin
 
 async def test_another_name_answers_while_a_slow_store_keeps_all_readers(scene: Scene) -> None:
     """The popular items of the name that stands in are on this machine, and wait for no read of the store."""
-    scene.gate.clear()
     names, slow = scene.world.plane.names, Event()
+    await until(lambda: names.has_read_manifests)
+    scene.gate.clear()
+    for name in NAMES:
+        names.of(name)._popular = None
     for _ in range(20):
         names._reading.submit(slow.wait, 30.0)
     answers = await asyncio.gather(*(scene.ask(name, deadline_ms=1_000) for name in NAMES))
     slow.set()
 
     assert [(version, tier, number) for version, tier, _, number in answers] == [("v1", Tier.POPULAR, 3)] * len(NAMES)
+
+
+async def test_popular_items_that_were_read_before_wait_for_no_reader(scene: Scene) -> None:
+    """While a slow store keeps all readers, each name answers with its own popular items."""
+    names, slow = scene.world.plane.names, Event()
+    await until(lambda: names.has_read_manifests)
+    scene.gate.clear()
+    for _ in range(20):
+        names._reading.submit(slow.wait, 30.0)
+    answers = await asyncio.gather(*(scene.ask(name, deadline_ms=1_000) for name in NAMES))
+    slow.set()
+
+    assert [(version, tier) for version, tier, _, _ in answers] == [(name, Tier.POPULAR) for name in NAMES]
 
 
 async def test_a_name_without_a_bundle_is_refused_until_one_is_promoted(scene: Scene) -> None:
