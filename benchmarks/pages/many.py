@@ -20,7 +20,7 @@ def many_gateway() -> Iterator[str]:
     return figures(
         rows["zipf"] | {"first_calls": rows["first calls"], **rows},
         "start with {start[names]:,} names, one | {start[start_s]:.2f}, {start[one_start_s]:.2f} s",
-        "p99 of names in memory, of one name | {warm[warm_p99_ms]:.0f}, {warm[one_p99_ms]:.0f} ms",
+        "p99 of names in memory, of one name | {warm[warm_p99_ms]:.1f}, {warm[one_p99_ms]:.1f} ms",
         *([_LOADING] if "loading_cores" in rows["warm"] else []),
         "all requests: answered, in time | " + _ANSWERED,
         "{first_calls[calls]} first calls without manifest | " + _FIRST_CALLS,
