@@ -11,6 +11,7 @@ from infra.cli.session import audited, if_named, out, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
+    from models.registry.name_record import NameRecord
     from models.registry.store import BundleStore
 
 RESIDENT_COLUMNS = ("part", "process", "name", "MiB", "loads", "unloaded for room", "idle", "")
@@ -45,14 +46,8 @@ def list_bundles(
         _list_resident()
         return
     store, _ = _store(name)
-    record = store.record()
-    withdrawals, live, canary = record.withdrawn, record.live, record.canary
-    states = dict.fromkeys(withdrawals, "withdrawn")
-    candidate = None if canary is None else canary.version
-    for pointed, state in ((record.previous, "previous"), (candidate, "canary"), (live, "live")):
-        if pointed is not None and (pointed == live or pointed not in withdrawals):
-            states[pointed] = state
-    reference = store.reference()
+    record, reference = store.record(), store.reference()
+    states = _states(record)
     if reference is not None:
         states[reference.version] = ", ".join(filter(None, (states.get(reference.version), "reference")))
     heads = ("decoder\nNDCG@10", "student", "item-kNN")
@@ -71,13 +66,23 @@ def list_bundles(
             damaged.append(str(error))
         table.add_row(states.get(version, ""), version, *cells)
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
-    notes = [noted.describe() for noted in (reference, *withdrawals.values()) if noted is not None]
-    if canary is not None:
+    notes = [noted.describe() for noted in (reference, *record.withdrawn.values()) if noted is not None]
+    if (canary := record.canary) is not None:
         share = canary.share_at(time.time() * 1_000)
         notes.append(f"{canary.version} is the canary of {name}: {share:.3g} of its users get it, since {canary.at}")
     elsewhere = [_live_as(store.named(other)) for other in store.names() if other != name]
     for message in (*damaged, *notes, *elsewhere):
         out.print(escape(f"note: {message}"))
+
+
+def _states(record: "NameRecord") -> dict[str, str]:
+    """Return the role of each version of a name; a withdrawn version keeps that word unless it is live."""
+    states = dict.fromkeys(record.withdrawn, "withdrawn")
+    candidate = None if record.canary is None else record.canary.version
+    for version, state in ((record.previous, "previous"), (candidate, "canary"), (record.live, "live")):
+        if version is not None and (version == record.live or version not in record.withdrawn):
+            states[version] = state
+    return states
 
 
 @bundles_app.command()
