@@ -27,6 +27,7 @@ SERVING_ENVIRONMENT = {
     "RAY_ROTATION_MAX_BYTES": str(20 * 2**20),
     "RAY_ROTATION_BACKUP_COUNT": "1",
     "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of the CPU weight of their neighbours
+    "RAY_process_group_cleanup_enabled": "0",  # the part's process group shows which processes are the stack's
     "RAY_enable_metrics_collection": "0",  # nothing reads Ray's own metrics
     "RAY_task_events_report_interval_ms": "0",  # nor its history of tasks
     "RAY_event_stats": "0",

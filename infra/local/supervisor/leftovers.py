@@ -1,8 +1,8 @@
-"""Find and kill processes that a stack left behind, by the mark in their environment and by their sessions.
+"""Find and kill processes that a stack left behind, by mark and process group.
 
 Keepers make this unnecessary except when a supervisor and a keeper are killed at the same moment. Ray's processes
-rename themselves, which overwrites their environment, but they stay in the session of their part, which its keeper
-began.
+rename themselves, which overwrites the mark in their environment, but they stay in their part's process group, which
+its keeper leads.
 """
 
 import os
@@ -15,23 +15,23 @@ import psutil
 from infra.local.supervisor.stackfile import MARK
 
 GONE = 0
-"""The session id recorded for a process that has ended."""
+"""The process group of a process that has ended."""
 
 
-def find_leftovers(state_dir: Path, sessions: frozenset[int] = frozenset()) -> list[psutil.Process]:
-    """Return this user's processes with this stack's mark, in a marked process's session, or in one of `sessions`."""
+def find_leftovers(state_dir: Path, groups: frozenset[int] = frozenset()) -> list[psutil.Process]:
+    """Return this user's processes in one of `groups` or in the group of a process with this stack's mark."""
     ours = [process for process in psutil.process_iter() if _is_ours(process)]
-    marked = sessions | {_session(process) for process in ours if _is_marked(process, state_dir)}
-    return [process for process in ours if _session(process) in marked - {GONE, os.getsid(0)}]
+    marked = groups | {_group(process) for process in ours if _is_marked(process, state_dir)}
+    return [process for process in ours if _group(process) in marked - {GONE, os.getpgrp()}]
 
 
 def end_leftovers(state_dir: Path, timeout_s: float = 10.0) -> int:
     """SIGKILL leftovers until none remain. Returns the number of processes killed."""
-    sessions: frozenset[int] = frozenset()
+    groups: frozenset[int] = frozenset()
     num_hit = 0
     give_up = time.monotonic() + timeout_s
-    while (left := find_leftovers(state_dir, sessions)) and time.monotonic() < give_up:
-        sessions |= {_session(process) for process in left}
+    while (left := find_leftovers(state_dir, groups)) and time.monotonic() < give_up:
+        groups |= {_group(process) for process in left}
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
@@ -53,8 +53,8 @@ def _is_marked(process: psutil.Process, state_dir: Path) -> bool:
     return False
 
 
-def _session(process: psutil.Process) -> int:
+def _group(process: psutil.Process) -> int:
     try:
-        return os.getsid(process.pid)
+        return os.getpgid(process.pid)
     except ProcessLookupError:
         return GONE

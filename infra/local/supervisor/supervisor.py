@@ -224,16 +224,16 @@ class Supervisor:
         environment = {**self._environment, **part.environment}
         if part.heartbeat is not None:
             part.heartbeat.unlink(missing_ok=True)
-        if not own_log:
-            return subprocess.Popen(command, env=environment, start_new_session=True)
-        with (self._log_dir / f"{part.name}.log").open("ab") as log:
+        with ExitStack() as closing:
+            log = closing.enter_context((self._log_dir / f"{part.name}.log").open("ab")) if own_log else None
             return subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                stderr=subprocess.STDOUT if own_log else None,
+                # Linux divides processor time among sessions first: in its own, the edge would wait for the gateways
+                process_group=0,
             )
 
     def _stop_one(self, running: _Running) -> None:

@@ -97,13 +97,13 @@ def test_a_refusal_names_an_offline_command_that_runs_the_store(tmp_path: Path) 
     assert "wait until it ends" in done.stdout
 
 
-def test_leftovers_are_found_by_mark_and_session(tmp_path: Path) -> None:
-    """Only processes with this folder's mark and their sessions are found."""
+def test_leftovers_are_found_by_mark_and_process_group(tmp_path: Path) -> None:
+    """Only processes with this folder's mark and their process groups are found."""
     unmarked = "env -i sleep 1000 & echo $!; wait"
     ours = subprocess.Popen(
-        ["sh", "-c", unmarked], env={MARK: str(tmp_path)}, start_new_session=True, stdout=subprocess.PIPE, text=True
+        ["sh", "-c", unmarked], env={MARK: str(tmp_path)}, process_group=0, stdout=subprocess.PIPE, text=True
     )
-    other = subprocess.Popen(["sleep", "1000"], env={MARK: str(tmp_path / "other")}, start_new_session=True)
+    other = subprocess.Popen(["sleep", "1000"], env={MARK: str(tmp_path / "other")}, process_group=0)
     try:
         assert ours.stdout is not None
         child_pid = int(ours.stdout.readline())

@@ -86,6 +86,17 @@ def test_a_part_that_dies_is_restarted_though(case: str, tmp_path: Path) -> None
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
+def test_parts_share_the_processor_as_processes_of_one_session(tmp_path: Path) -> None:
+    """Linux divides processor time among sessions before it regards niceness; signals of a terminal reach no part."""
+    ours = "[os.getsid(keeper) == os.getsid(0), os.getpgid(keeper) == keeper, os.getpgrp() != keeper]"
+    script = textwrap.dedent(STATEMENTS) + f"\nprint({ours})\none.stop()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stdout.strip()) == (0, "[True, True, True]"), done.stderr
+
+
 @contextmanager
 def running(*command: str) -> Iterator["subprocess.Popen[bytes]"]:
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
