@@ -32,10 +32,11 @@ def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
         yield
         return
     from infra.local.commands.down import stop_stack
-    from infra.local.commands.up import start_in_background
+    from infra.local.commands.up import spawn_stack, until_ready
 
-    start_in_background(settings, sys.stderr)
+    child = spawn_stack(settings, ("infra.cli.main", "up"))
     try:
+        until_ready(settings, child, sys.stderr)
         yield
     finally:
         stop_stack(settings)

@@ -9,16 +9,14 @@ are ranked in full and in time. After the last multiple, the first is measured a
 (`is_after_overload`). Latency counts from the intended departure. Refusals are counted by the refusing part.
 `goodput_of_peak` relates a row to the best of its door and priority. `refusal_cost` is the processor time of both
 HAProxies for a refusal, relative to the whole stack's for an answer of the first row. The load generator shares the
-cores (`generator_cpu_share`) and, where the system permits it, runs before the stack, since its delays would count as
-the stack's.
+cores (`generator_cpu_share`).
 """
 
 import argparse
 import asyncio
-import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +36,6 @@ from services.settings.settings import Settings, load_settings
 
 MULTIPLES = (0.5, 1.0, 2.0, 5.0, 10.0)
 _EDGES = ("edge", "ingress")
-_AHEAD = 5
-"""Steps of niceness."""
 
 
 def main() -> None:
@@ -121,7 +117,7 @@ async def overload_row(
 ) -> dict[str, Any]:
     """Return the row of one multiple of the capacity, and print it."""
     rate_rps = case["multiple"] * capacity_rps
-    with used_by(groups) as usage, ahead_of_the_stack():
+    with used_by(groups) as usage:
         load = await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
     answered_ms = [shot.latency_ms for shot in load.shots if shot.outcome.is_ok]
     refused_ms = [shot.latency_ms for shot in load.shots if not shot.outcome.is_ok]
@@ -136,15 +132,3 @@ async def overload_row(
     }
     show(row, "door", "priority", "multiple", "rate_rps", "goodput_rps", "answered_p99_ms", "refused_p99_ms", "reasons")
     return row
-
-
-@contextmanager
-def ahead_of_the_stack() -> Iterator[None]:
-    """Give this process more processor time than processes of equal niceness, if the system permits it."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, before - _AHEAD)
-    try:
-        yield
-    finally:
-        os.setpriority(os.PRIO_PROCESS, 0, before)

@@ -106,18 +106,19 @@ def _supervise(
 def start_in_background(
     settings: Settings, out: IO[str], items: Sequence[str] = (), stages: Container[str] = ("ready",)
 ) -> None:
-    """Run `tailrace up` detached, with these items if any, and wait as `until_ready`.
+    """Run `tailrace up` in its own session, with these items if any, and wait as `until_ready`.
 
     Raises EnvironmentFault as `until_ready`, and if a stack already runs.
     """
     command = ("infra.cli.main", "up", *(("--items", *items) if items else ()))
-    until_ready(settings, spawn_stack(settings, command), out, stages)
+    until_ready(settings, spawn_stack(settings, command, own_session=True), out, stages)
 
 
-def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Run a module that runs a stack with these settings, in its own session.
+def spawn_stack(settings: Settings, command: Sequence[str], *, own_session: bool = False) -> "subprocess.Popen[bytes]":
+    """Run a module that runs a stack with these settings.
 
-    Raises EnvironmentFault if a stack already runs.
+    With `own_session` it outlives the terminal, but Linux divides processor time between it and the caller as sessions,
+    whatever their niceness. Raises EnvironmentFault if a stack already runs.
     """
     log_path = _log_path(settings)
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +131,8 @@ def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen
                 stdin=lock,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=None if own_session else 0,
+                start_new_session=own_session,
             )
 
     return StackFile(settings.state_dir).claim_for(spawn)

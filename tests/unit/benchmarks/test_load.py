@@ -7,9 +7,8 @@ import time
 import pytest
 
 from benchmarks.load import capacity, open_loop
-from benchmarks.load.open_loop import Load, RequestOutcome, Shot, run_load, summary
+from benchmarks.load.open_loop import Load, RequestOutcome, Shot, ahead_of_the_stack, run_load, summary
 from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
-from benchmarks.serve.overload import ahead_of_the_stack
 
 OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
 REPORT = {"metrics": {"decoder": {"ndcg@10": 0.125}, "student": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.05}}}

@@ -1,5 +1,6 @@
 """Faults that the supervisor survives, each in its own interpreter: a supervisor ends all its child processes."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.commands.down import stop_stack
+from infra.local.commands.up import spawn_stack
 from infra.local.supervisor.stackfile import StackFile, StackRecord
 from services.settings.settings import Settings, inherited_environment
 from tests.support.wait import wait_for
@@ -95,6 +97,17 @@ def test_parts_share_the_processor_as_processes_of_one_session(tmp_path: Path) -
     )
 
     assert (done.returncode, done.stdout.strip()) == (0, "[True, True, True]"), done.stderr
+
+
+@pytest.mark.parametrize("own_session", [True, False])
+def test_a_background_stack_has_its_own_session_only_on_request(tmp_path: Path, own_session: bool) -> None:
+    """In the caller's session, niceness applies between both; a terminal's signals reach no stack."""
+    command = ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(1000)")
+    with spawn_stack(Settings(state_dir=tmp_path), command, own_session=own_session) as child:
+        ids = os.getsid(child.pid), os.getpgid(child.pid)
+        child.kill()
+
+    assert ids == (child.pid if own_session else os.getsid(0), child.pid)
 
 
 @contextmanager
