@@ -179,7 +179,8 @@ class Recommend:
         surface = self._surfaces.find(request.surface, request.unit_id, request.tenant)
         live = await self._live_soon(request, surface, arrival)
         try:
-            return await self._assigned(request, arrival, door, caller, features, budget, surface, live)
+            with self._load.handling():
+                return await self._assigned(request, arrival, door, caller, features, budget, surface, live)
         except BaseException as error:  # the assignment is recorded however the request ends
             self._record_failure(request, live, surface.variant, error)
             raise

@@ -78,6 +78,9 @@ class LoadMonitor:
         """The process's CPU seconds per request, recently; None before the first requests."""
         self._full_cpu_s: float | None = None
         """The same without strain, while no request is shed."""
+        self._alone_cpu_s: float | None = None
+        """The CPU seconds of a request that no other overlapped; counts until a flood has shown more."""
+        self._num_handling = self._num_handled = 0
         self._core_share, self._core_times = CoreShare(), CoreTimes()
 
     async def start(self) -> None:
@@ -133,6 +136,19 @@ class LoadMonitor:
             and self.queue.is_empty
             and self.admission.judge(Priority.LOW, self._num_in_flight) is AdmissionDecision.ADMIT
         )
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Measure a request from reading to its answer, if no other overlaps it: the first flood finds a cost."""
+        self._num_handling += 1
+        self._num_handled += 1
+        number, is_alone, before_s = self._num_handled, self._num_handling == 1, time.process_time()
+        try:
+            yield
+        finally:
+            self._num_handling -= 1
+        if is_alone and number == self._num_handled:
+            self._alone_cpu_s = _blended(self._alone_cpu_s, time.process_time() - before_s)
 
     @contextmanager
     def working(self, tenant: str = DEFAULT_TENANT) -> Iterator[None]:
@@ -195,7 +211,8 @@ class LoadMonitor:
     @property
     def next_cpu_s(self) -> float | None:
         """The CPU seconds of a request that arrives now: without strain it is served in full."""
-        return self._request_cpu_s if self.admission.strain else self._full_cpu_s
+        known_s = self._request_cpu_s if self.admission.strain else self._full_cpu_s
+        return self._alone_cpu_s if known_s is None else known_s
 
 
 def _blended(known_s: float | None, cost_s: float) -> float:

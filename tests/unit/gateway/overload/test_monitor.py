@@ -210,3 +210,20 @@ async def test_the_process_s_work_at_rest_is_no_cost_of_requests(monkeypatch: py
     await monitor.stop()
 
     assert monitor.next_cpu_s == pytest.approx(0.003, rel=0.1)
+
+
+def test_the_first_flood_finds_the_cost_of_requests_that_came_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that overlap another, or that fail, show no cost; a gateway without a cost would limit no burst."""
+    cpu_s = 0.0
+    monkeypatch.setattr("services.gateway.overload.monitor.time.process_time", lambda: cpu_s)
+    monitor, *_ = monitor_on(0.0)
+    with monitor.handling(), monitor.handling():
+        cpu_s += 0.02
+    with pytest.raises(ZeroDivisionError), monitor.handling():
+        raise ZeroDivisionError
+    before_s = monitor.next_cpu_s
+    with monitor.handling():
+        cpu_s += 0.003
+
+    assert before_s is None
+    assert monitor.next_cpu_s == pytest.approx(0.003)
