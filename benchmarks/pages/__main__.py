@@ -5,12 +5,15 @@ A page holds a table between `<!-- table: NAME -->` and `<!-- end -->`; NAME is 
 """
 
 import re
+import textwrap
 from pathlib import Path
 
 from benchmarks.pages import many, models, serving
 from benchmarks.pages.table import ROOT
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/scale.md", "docs/many-models.md")
+WIDTH = 120
+"""Characters of a line, as in code."""
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -31,7 +34,13 @@ def main() -> None:
 
 def _lines(name: str) -> str:
     module = next((module for module in (serving, models) if hasattr(module, name)), many)
-    return "\n".join(getattr(module, name)())
+    lines: list[str] = getattr(module, name)()
+    return "\n".join(line if line.startswith("|") else wrapped(line) for line in lines)
+
+
+def wrapped(line: str) -> str:
+    """Return a line of prose in lines of the pages' width."""
+    return textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from benchmarks.pages.__main__ import WIDTH
 from services.gateway.events.record import check_events
 from services.gateway.rest.schema import parse_events, parse_recommend
 from services.settings.settings import Settings
@@ -63,6 +64,18 @@ def test_every_link_leads_somewhere() -> None:
                 broken.append(f"{name}: {target}")
 
     assert broken == []
+
+
+def test_prose_is_as_wide_as_code() -> None:
+    """A changed word changes a line, not a paragraph; only tables and code are wider."""
+    wide = [
+        f"{name}: {line:.60}"
+        for name, text in TEXTS.items()
+        for line in re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL).splitlines()
+        if len(line) > WIDTH and " " in line and not line.startswith(("|", "<!--"))
+    ]
+
+    assert wide == [], f"wrap it at {WIDTH} characters"
 
 
 def test_every_setting_exists() -> None:
