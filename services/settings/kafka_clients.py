@@ -1,9 +1,10 @@
 """Opens and closes clients of kafka-python without leaking threads and sockets, and names missing permissions."""
 
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer
@@ -19,6 +20,7 @@ from kafka.errors import (
 )
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+from kafka.protocol.schemas import StructField
 
 from services.errors import ConfigError, DependencyUnavailable
 from services.settings.addresses import KAFKA_PASSWORD_FILE, KafkaAddress, read_secret
@@ -100,12 +102,32 @@ def any_listens(bootstrap: str, timeout_s: float) -> bool:
     return False
 
 
+def compile_decoders_in_turn() -> None:
+    """Let kafka-python compile the decoder of a message in one thread at a time.
+
+    Its compiler changes the message's class for a moment. Two clients that get their first answer at the same time
+    would leave a decoder that fails for as long as the process lives, and no client could connect any more.
+    """
+    compiled = StructField.compiled_decode_from
+    if hasattr(compiled, "__wrapped__"):
+        return
+    lock = threading.RLock()
+
+    @wraps(compiled)
+    def in_turn(*arguments: Any, **options: Any) -> Any:
+        with lock:
+            return compiled(*arguments, **options)
+
+    StructField.compiled_decode_from = in_turn
+
+
 def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
     """Make a client of this class. Raises its constructor's errors, and ConfigError for a bad file.
 
     A constructor that fails, for example at a hanging broker, leaks a thread and three descriptors: the network is
     closed here.
     """
+    compile_decoders_in_turn()
     networks = []
 
     def network(**given: Any) -> Any:

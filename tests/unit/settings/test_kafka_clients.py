@@ -1,0 +1,42 @@
+"""Faults of kafka-python that our clients do not have."""
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata import ApiVersionsResponse
+from kafka.protocol.schemas import StructField
+
+from services.settings.kafka_clients import compile_decoders_in_turn
+
+
+def test_two_first_answers_at_once_leave_a_decoder_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread begins while the first compiles, and would go on after the first restored the class."""
+    compile_decoders_in_turn()
+    monkeypatch.setattr(ApiVersionsResponse._struct, "_compiled_encoders", {})
+    emit, is_second, first_done = StructField.emit_decode_from, threading.Event(), threading.Event()
+    order = iter(("first", "second"))
+
+    def paused(field: Any, *arguments: Any, **options: Any) -> Any:
+        if field is ApiVersionsResponse._struct:
+            if next(order) == "first":
+                answered.append(second.submit(decode))
+                is_second.wait(0.5)
+            else:
+                is_second.set()
+                first_done.wait(5)
+        return emit(field, *arguments, **options)
+
+    def decode() -> Any:
+        return ApiVersionsResponse.decode(content, version=4)
+
+    content = ApiVersionsResponse(version=4, error_code=0, api_keys=[], throttle_time_ms=7).encode()
+    answered: list[Future[Any]] = []
+    monkeypatch.setattr(StructField, "emit_decode_from", paused)
+    with ThreadPoolExecutor(1) as second:
+        first = decode()
+        first_done.set()
+        later = answered[0].result(10)
+
+    assert [answer.throttle_time_ms for answer in (first, later, decode())] == [7, 7, 7]
