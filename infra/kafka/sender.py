@@ -25,7 +25,7 @@ def topic_sender(settings: "Settings", name: str) -> Iterator[Callable[[Sequence
     from kafka import KafkaAdminClient, KafkaProducer
 
     from services.settings.kafka_clients import any_listens, broker_as_dependency, close_producer, open_client
-    from services.settings.kafka_topics import create_missing, wanted_topics
+    from services.settings.kafka_topics import create_missing, wanted_topic
 
     address = settings.kafka_address
     if not any_listens(address.bootstrap, _RETRY_AFTER_S):
@@ -35,7 +35,7 @@ def topic_sender(settings: "Settings", name: str) -> Iterator[Callable[[Sequence
     with broker_as_dependency():
         admin = open_client(KafkaAdminClient, address)
         try:
-            create_missing(admin, [topic for topic in wanted_topics(settings) if topic.name == name])
+            create_missing(admin, [wanted_topic(settings, name)])
         finally:
             admin.close()
         producer = open_client(KafkaProducer, address, acks="all", linger_ms=5, allow_auto_create_topics=False)

@@ -20,7 +20,7 @@ from services.errors import BundleError, ConfigError, DataError
 from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import LiveItems
 from services.observability.log_lines import configure_logging
-from services.settings.kafka_topics import wanted_topics
+from services.settings.kafka_topics import wanted_topic
 from services.settings.settings import Settings, load_settings
 
 TABLE = "the live catalogue"
@@ -30,7 +30,7 @@ _FAILURES = (BundleError, ConfigError, DataError, OSError)
 def read_live_catalogue(settings: Settings) -> LiveCatalogue:
     """Return the live catalogue from the last snapshot and the topic; `LiveItems.knowledge` says how current it is."""
     items = LiveItems()
-    (topic,) = (topic for topic in wanted_topics(settings) if topic.name == settings.items_topic)
+    topic = wanted_topic(settings, settings.items_topic)
     follower = ItemFollower(items, settings.kafka_address, topic.name, settings.items_snapshot, makes=topic)
     follower.start(ITEMS_START_S)
     follower.stop()

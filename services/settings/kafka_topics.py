@@ -63,6 +63,11 @@ def wanted_topics(settings: Settings) -> tuple[Topic, ...]:
     return tuple(Topic(name=name, num_partitions=settings.topic_partitions, keep_ms=ms) for name, ms in keep_ms.items())
 
 
+def wanted_topic(settings: Settings, name: str) -> Topic:
+    """Return the topic of this name that the platform writes."""
+    return next(topic for topic in wanted_topics(settings) if topic.name == name)
+
+
 def create_missing(admin: Any, topics: Iterable[Topic]) -> list[str]:
     """Create missing topics through a KafkaAdminClient and return their names; existing topics stay unchanged.
 

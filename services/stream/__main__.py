@@ -35,7 +35,7 @@ from services.observability.log_lines import configure_logging
 from services.observability.metrics import ItemsMetrics, ProcessMetrics, StreamMetrics
 from services.observability.tracing import open_tracing
 from services.settings.fetch_pace import FetchWaits
-from services.settings.kafka_topics import Topic
+from services.settings.kafka_topics import wanted_topic
 from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace, Timer
@@ -288,7 +288,7 @@ def _item_follower(settings: Settings, counted: ItemsToCount, metrics: ItemsMetr
         settings.kafka_address,
         settings.items_topic,
         settings.items_snapshot,
-        makes=Topic(name=settings.items_topic, num_partitions=settings.topic_partitions, keep_ms=None),
+        makes=wanted_topic(settings, settings.items_topic),
         write_every_s=_SNAPSHOT_EVERY_S if is_first else None,
         arrivals_dir=settings.arrivals_dir,
         on_refused=metrics.refused.inc,

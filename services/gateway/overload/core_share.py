@@ -12,8 +12,8 @@ _FIRST, _LEAST = 0.5, 0.1
 _NEWEST_WEIGHT = 0.25
 _LIFE_S = 10.0
 _RUNNABLE_SHARE = 0.5
-"""A loop that wanted a core for less of a sample was stopped or blocked. Such a sample
-does not show how busy the machine is."""
+"""A loop that wanted a core for less of a sample was stopped or blocked: the sample does not show how busy the machine
+is."""
 
 
 class CoreShare:

@@ -139,7 +139,10 @@ class LoadMonitor:
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Measure a request from reading to its answer, if no other overlaps it: the first flood finds a cost."""
+        """Measure a request from reading to its answer, if no other overlaps it, until a flood has shown the cost."""
+        if self._full_cpu_s is not None:
+            yield
+            return
         self._num_handling += 1
         self._num_handled += 1
         number, is_alone, before_s = self._num_handled, self._num_handling == 1, time.process_time()
