@@ -73,11 +73,6 @@ class ItemLayout:
         return self.num_known + len(self._new_ids)
 
     @property
-    def num_stated(self) -> int:
-        """The number of items with a state."""
-        return int(np.count_nonzero(self.status))
-
-    @property
     def new_ids(self) -> list[str]:
         """The items that the catalogue lacks and that are not deleted, in order of appearance."""
         deleted = self.status[self.num_known : self.num_named] & DELETED
@@ -326,9 +321,17 @@ class ItemLayout:
         """Yield the index and id of every item with a state, including deleted items."""
         return ((index, self.item_id(index)) for index in np.flatnonzero(self.status).tolist())
 
-    def relaid(self, catalogue: Catalogue, now_ms: int) -> "ItemLayout":
-        """Return the layout of another catalogue with all states; texts are shared, and both may be written to."""
-        indices, item_ids = np.flatnonzero(self.status), [item_id for _, item_id in self.stated()]
+    def relaid(self, catalogue: Catalogue, now_ms: int, *, has_new: bool = True) -> "ItemLayout":
+        """Return the layout of another catalogue with all states, or without `has_new` only those of its own items.
+
+        Texts are shared, and both may be written to.
+        """
+        if has_new:
+            indices = np.flatnonzero(self.status)
+        else:
+            known = np.array(self.indices(catalogue.item_ids), dtype=np.int64)
+            indices = known[self.status[known] > 0]
+        item_ids = list(map(self.item_id, indices.tolist()))
         num_new = sum(item_id not in catalogue.index_of for item_id in item_ids)
         other = ItemLayout(catalogue, self.columns.texts["categories"], num_new)
         places = other.places(item_ids)
@@ -347,8 +350,10 @@ class ItemLayout:
         for name, flags in self.columns.flags.items():
             other.columns.flag(name).flags[places] = flags.flags[indices]
         other.count()
-        moved = dict(zip(indices.tolist(), places.tolist(), strict=True)) if self.stated_titles else {}
-        other.stated_titles = {moved[index]: title for index, title in self.stated_titles.items()}
+        moved = zip(indices.tolist(), places.tolist(), strict=True) if self.stated_titles else ()
+        other.stated_titles = {
+            place: self.stated_titles[index] for index, place in moved if index in self.stated_titles
+        }
         if item_ids:
             other.words_revision, other.reworded_revision = self.words_revision + 1, self.reworded_revision + 1
         other.act(now_ms)

@@ -4,15 +4,17 @@ Each tenant has a catalogue of its own, reached by `LiveItems.of`; records of th
 tenant's, which passes them on.
 
 A bundle's layout is made before its swap from the newest layout, and every change is then applied to all layouts still
-in use. Separate threads apply changes by record and by time; requests read without a lock.
+in use. Layouts of the popular items of names that are not loaded get the changes of their own items only: there may be
+hundreds of them. Separate threads apply changes by record and by time; requests read without a lock.
 """
 
 import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import TypeVar
 
 from models.catalogue import Catalogue
@@ -22,8 +24,8 @@ from services.items.layout import DELETED, HIDDEN, NO_CATALOGUE, ItemLayout
 
 T = TypeVar("T")
 
-_FEW_STATED = 200
-"""Items whose states are laid out in a tenth of a millisecond."""
+_NUM_AT_ONCE = 50
+"""Changes that are applied to all layouts before another thread may use them."""
 
 Change = tuple[str, ItemState | None]
 """An item's id, scoped to its tenant, and its new state; None: it is deleted, or the tenant's whole catalogue is."""
@@ -48,6 +50,8 @@ class LiveItems:
         self._lock = threading.Lock()
         self.layout = ItemLayout(NO_CATALOGUE)
         self._in_use: weakref.WeakSet[ItemLayout] = weakref.WeakSet([self.layout])
+        self._closed: weakref.WeakSet[ItemLayout] = weakref.WeakSet()
+        """Layouts that take no new items."""
         self._next_time_ms = 0.0
         self._knowledge = Knowledge.CURRENT
         self._root = self
@@ -91,21 +95,28 @@ class LiveItems:
         Takes a second for a million items.
         """
         with self._lock:
-            return self._lay(catalogue)
+            self.layout = self.layout.relaid(catalogue, self._now_ms())
+            self._in_use.add(self.layout)
+            return self.layout
+
+    def lay_closed(self, catalogue: Catalogue) -> ItemLayout:
+        """Return a layout as `lay` does, but of this catalogue's items only, which is cheap for a small catalogue."""
+        with self._lock:
+            return self._lay_closed(catalogue)
 
     def lay_at_once(self, catalogue: Catalogue) -> ItemLayout | None:
-        """Return a layout as `lay` does, if no other thread uses the layouts and few items have states; else None."""
+        """Return a layout as `lay_closed` does, unless another thread uses the layouts."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            return self._lay(catalogue) if self.layout.num_stated <= _FEW_STATED else None
+            return self._lay_closed(catalogue)
         finally:
             self._lock.release()
 
-    def _lay(self, catalogue: Catalogue) -> ItemLayout:
-        self.layout = self.layout.relaid(catalogue, self._now_ms())
-        self._in_use.add(self.layout)
-        return self.layout
+    def _lay_closed(self, catalogue: Catalogue) -> ItemLayout:
+        layout = self.layout.relaid(catalogue, self._now_ms(), has_new=False)
+        self._closed.add(layout)
+        return layout
 
     def apply(self, changes: Iterable[Change]) -> int:
         """Apply changes in order; return the number of attributes dropped for lack of room."""
@@ -129,11 +140,24 @@ class LiveItems:
 
     def _apply(self, changes: Sequence[Change]) -> int:
         """Apply changes of this catalogue's items, by their local ids."""
-        now_ms = self._now_ms()
         num_left_out = 0
+        for first in range(0, len(changes), _NUM_AT_ONCE):
+            num_left_out += self._apply_some(changes[first : first + _NUM_AT_ONCE])
+        return num_left_out
+
+    def _apply_some(self, changes: Sequence[Change]) -> int:
+        now_ms = self._now_ms()
+        changed = {item_id for item_id, _ in changes}
         with self._lock:
-            for item_id, state in changes:
-                num_left_out += max([layout.put(item_id, state, now_ms) for layout in self._in_use], default=0)
+            num_left_out = max(
+                sum(layout.put(item_id, state, now_ms) for item_id, state in changes) for layout in self._in_use
+            )
+            for layout in self._closed:
+                if own := layout.catalogue.index_of.keys() & changed:
+                    for item_id, state in changes:
+                        if item_id in own:
+                            layout.put(item_id, state, now_ms)
+            for _, state in changes:
                 if state is not None:
                     for time_ms in (state.published_ms, state.expires_ms):
                         if time_ms is not None and now_ms < time_ms < self._next_time_ms:
@@ -144,7 +168,7 @@ class LiveItems:
         """Have `fill` write many states into each layout at once, then apply the items' times."""
         now_ms = self._now_ms()
         with self._lock:
-            for layout in self._in_use:
+            for layout in self._all():
                 fill(layout)
                 layout.act(now_ms)
             self._next_time_ms = self.layout.next_time_ms(now_ms)
@@ -157,7 +181,7 @@ class LiveItems:
     def find(self, read: Callable[[ItemLayout], T | None]) -> T | None:
         """Return the result of `read` on the newest layout, or else on other layouts, which may have other items."""
         with self._lock:
-            results = (read(layout) for layout in (self.layout, *self._in_use))
+            results = (read(layout) for layout in (self.layout, *self._all()))
             return next((result for result in results if result is not None), None)
 
     def is_deleted(self, item_id: str) -> bool:
@@ -189,9 +213,12 @@ class LiveItems:
         if now_ms < self._next_time_ms:
             return
         with self._lock:
-            for layout in self._in_use:
+            for layout in self._all():
                 layout.act(now_ms)
             self._next_time_ms = self.layout.next_time_ms(now_ms)
+
+    def _all(self) -> Iterator[ItemLayout]:
+        return chain(self._in_use, self._closed)
 
     def until_next_s(self) -> float:
         """Return the seconds until the next item is due; infinite without such an item."""

@@ -333,7 +333,7 @@ class LiveBundle:
         if (packed := self._read_popular(version)) is None:
             raise BundleIncomplete(f"{version}: the manifest lists no popular items; publish it again")
         manifest, catalogue = unpack(packed)
-        return self._partial(version, manifest, catalogue, self._catalogue_state.lay(catalogue))
+        return self._partial(version, manifest, catalogue, self._catalogue_state.lay_closed(catalogue))
 
     def partial_at_once(self) -> Live | None:
         """Return the same within a part of a millisecond; None if that needs a read or another thread."""

@@ -62,6 +62,7 @@ class LiveCatalogue(RuleBasedStateMachine):
         self.now_ms = NOW_MS
         self.items = LiveItems(lambda: self.now_ms / 1_000)
         self.layouts: list[ItemLayout] = []
+        self.closed: list[ItemLayout] = []
         self.stated: dict[str, ItemState | None] = {}
 
     @initialize()
@@ -91,6 +92,14 @@ class LiveCatalogue(RuleBasedStateMachine):
         """Lay out another bundle; requests still use the previous layout."""
         self.layouts = [self.layouts[-1], self.items.lay(catalogue_of(sorted(known), category))]
 
+    @rule(known=st.sets(st.sampled_from(IDS), min_size=1), is_at_once=st.booleans())
+    def lay_closed(self, known: set[str], is_at_once: bool) -> None:
+        """Lay out the popular items of a bundle that is not loaded; requests still use the previous such layout."""
+        lay = self.items.lay_at_once if is_at_once else self.items.lay_closed
+        layout = lay(catalogue_of(sorted(known), "x"))
+        assert layout is not None
+        self.closed = [*self.closed[-1:], layout]
+
     @rule()
     def start_again(self) -> None:
         """Start a new process that reads the snapshot over the same bundle."""
@@ -100,6 +109,7 @@ class LiveCatalogue(RuleBasedStateMachine):
             self.items = LiveItems(lambda: self.now_ms / 1_000)
             self.layouts = [self.items.lay(self.layouts[-1].catalogue)]
             assert read_snapshot(path, self.items) == Positions("topic", POSITIONS)
+        self.closed = []
 
     @invariant()
     def every_layout_shows_the_dict(self) -> None:
@@ -109,6 +119,16 @@ class LiveCatalogue(RuleBasedStateMachine):
                 self.check(layout, item_id)
             num_available = int(layout.columns.available.sum())
             assert num_available == sum(self.is_shown(layout, item_id) for item_id in IDS)
+
+    @invariant()
+    def every_closed_layout_shows_its_own_items(self) -> None:
+        """A closed layout has the states of its catalogue's items, and no other item."""
+        for layout in self.closed:
+            own = layout.catalogue.item_ids
+            assert layout.num_named == len(own)
+            for item_id in own:
+                self.check(layout, item_id)
+            assert int(layout.columns.available.sum()) == sum(self.is_shown(layout, item_id) for item_id in own)
 
     def check(self, layout: ItemLayout, item_id: str) -> None:
         """Compare one item."""

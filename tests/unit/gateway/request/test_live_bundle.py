@@ -80,7 +80,7 @@ async def test_popular_items_are_read_once(started: Follower) -> None:
 
 
 async def test_popular_items_are_made_at_once_only_if_nothing_is_waited_for(tmp_path: Path) -> None:
-    """They need a read before `learn`, another thread's layouts, many states, or states that are unknown."""
+    """They need a read before `learn`, another thread's layouts, or states that are unknown."""
     publish(root := tmp_path / "bundles", "v1", catalogue_of(5))
     items = LiveItems()
     live = LiveBundle(
@@ -94,12 +94,30 @@ async def test_popular_items_are_made_at_once_only_if_nothing_is_waited_for(tmp_
     items.knowledge = Knowledge.NONE
     unknown = live.partial_at_once()
     items.knowledge = Knowledge.CURRENT
-    items.apply([(f"new-{number}", ItemState(item_id=f"new-{number}")) for number in range(1_000)])
 
     assert first is not None
     assert first.catalogue.item_ids == live.partial().catalogue.item_ids
-    assert (unread, locked, unknown, live.partial_at_once()) == (None, None, None, None)
-    assert live.partial().items.num_named == 1_005
+    assert (unread, locked, unknown) == (None, None, None)
+
+
+async def test_popular_items_of_an_absent_name_follow_their_own_states_only(tmp_path: Path) -> None:
+    """Items of an import are not laid out for each absent name, before or after its popular items were made."""
+    publish(root := tmp_path / "bundles", "v1", catalogue_of(5))
+    items = LiveItems()
+    live = LiveBundle(
+        BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 1.0, GatewayMetrics(CollectorRegistry()), items
+    )
+    live.learn()
+    imported = [(f"new-{number}", ItemState(item_id=f"new-{number}")) for number in range(1_000)]
+    hidden = [(item_id, ItemState(item_id=item_id, available=False)) for item_id in catalogue_of(5).item_ids[:2]]
+    items.apply([*imported, hidden[0]])
+    partial = live.partial_at_once()
+    items.apply([*imported, hidden[1]])
+
+    assert partial is not None
+    for lives in (partial, live.partial()):
+        assert lives.items.num_named == 5
+        assert lives.items.columns.available[:5].tolist() == [False, False, True, True, True]
 
 
 async def test_popular_items_of_many_bytes_are_not_kept(tmp_path: Path) -> None:
