@@ -11,7 +11,6 @@ import math
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from services.contracts.fairness import FairOrder
 from services.contracts.tenant import tenant_of_name
 from services.observability.metrics import ResidencyMetrics
 from services.residency.state import FORGET_S, Actions, ModelBytes, Residency, ResidencyTable, TooLarge
+from services.residency.turns import PollTurns
 
 log = structlog.get_logger()
 
@@ -102,6 +102,7 @@ class Residents(Generic[Model]):
         self._clock = clock
         self._changed = threading.Condition(threading.RLock())  # guards the table and what follows
         self._models: dict[str, Model] = {}
+        self._turns = PollTurns(poll_s)
         self._fetching: dict[str, _Asked] = {}
         self._to_fetch: dict[str, dict[str, _Asked]] = {}
         """The names whose files are fetched next, by tenant."""
@@ -289,6 +290,7 @@ class Residents(Generic[Model]):
             return
         with self._changed:
             self._models[name] = model
+            self._turns.add(name, time.monotonic())
             self._failures.pop(name, None)
             self._table.loaded(name, self._clock())
             self._metrics.load_failed.labels(self._metrics.part, name).set(self._source.is_broken(model))
@@ -302,6 +304,7 @@ class Residents(Generic[Model]):
     def _unload(self, name: str) -> None:
         with self._changed:
             model = self._models.pop(name)
+            self._turns.remove(name)
         try:
             self._source.unload(name, model)
         except Exception:  # a draining name would block the loads of all others
@@ -354,21 +357,19 @@ class Residents(Generic[Model]):
 
     def _poll(self) -> None:
         """Follow the names one after another, each once in `poll_s`: together they would take time from requests."""
-        names, pause_s = deque[str](), self._poll_s
-        next_s = time.monotonic() + pause_s
-        while not self._stopped.wait(max(0.0, next_s - time.monotonic())):
+        act_s = time.monotonic() + self._poll_s
+        while not self._stopped.wait(max(0.0, min(act_s, self._turns.next_s) - time.monotonic())):
             with self._changed:
                 if self._stopped.is_set():
                     return
-                if not names:
+                now_s = time.monotonic()
+                if now_s >= act_s:
+                    act_s = now_s + self._poll_s
                     for name in self._table.pinned:
                         self._ask_for(name)
                     self._act()  # first: the references of `refresh` would keep idle names
-                    names.extend(self._models)
-                    pause_s = self._poll_s / max(1, len(names))
-                if names:
-                    self._follow(names.popleft())
-            next_s = max(time.monotonic(), next_s + pause_s)
+                if (due := self._turns.take(now_s)) is not None:
+                    self._follow(due)
 
     def _follow(self, name: str) -> None:
         if name in self._models and name not in self._refreshing and self._table.acquire(name, None):
