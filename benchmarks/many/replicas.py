@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -92,6 +93,31 @@ class RecordedLlm:
         return {replica for known, replica, at_s in self.answers if known == name and at_s >= since_s}
 
 
+class LogLines:
+    """The replicas' log lines, read from a pipe: a full disk has no effect on it."""
+
+    def __init__(self, path: Path) -> None:
+        self._pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # also for writing: the end of a writer ends no line
+        self._lines: list[dict[str, Any]] = []
+        self._reading = threading.Thread(target=self._read, name="log-lines", daemon=True)
+        self._reading.start()
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """Return the lines of an event so far."""
+        return [line for line in self._lines[:] if line["event"] == event]
+
+    def stop(self) -> None:
+        os.write(self._pipe, b"\0\n")
+        self._reading.join()
+        os.close(self._pipe)
+
+    def _read(self) -> None:
+        with open(self._pipe, "rb", closefd=False) as pipe:
+            for line in iter(pipe.readline, b"\0\n"):
+                with suppress(ValueError):  # lines longer than a page of the pipe may be torn
+                    self._lines.append(json.loads(line))
+
+
 @dataclass
 class ReplicaScene:
     """A gateway's data plane in this process, and two LLM replicas."""
@@ -99,6 +125,7 @@ class ReplicaScene:
     plane: DataPlane
     llm: RecordedLlm
     settings: Settings
+    lines: LogLines
     unanswered: list[str] = field(default_factory=list)
 
     async def ask(self, name: str) -> Recommendation | None:
@@ -149,19 +176,15 @@ class ReplicaScene:
 
     def logged(self, event: str, **fields: str) -> list[dict[str, Any]]:
         """Return the replicas' log lines of an event with these fields."""
-        assert self.settings.log_file is not None
-        wanted = {"event": event, **fields}.items()
-        lines = map(json.loads, self.settings.log_file.read_text().splitlines())
-        return [line for line in lines if wanted <= line.items()]
+        return [line for line in self.lines.of(event) if fields.items() <= line.items()]
 
     def holders(self, name: str) -> set[int]:
         """Return the running replicas, by process, that have a name's model in memory."""
-        assert self.settings.log_file is not None
-        held = dict[int, bool]()
-        for line in map(json.loads, self.settings.log_file.read_text().splitlines()):
-            if line["event"] in ("model_loaded", "model_unloaded") and line["name"] == name:
-                held[line["pid"]] = line["event"] == "model_loaded"
-        return {pid for pid in replica_pids() if held.get(pid)}
+        loads, unloads = (
+            Counter(line["pid"] for line in self.logged(event, name=name))
+            for event in ("model_loaded", "model_unloaded")
+        )
+        return {pid for pid in replica_pids() if loads[pid] > unloads[pid]}
 
     def num_displaced(self) -> int:
         """Return how many models were unloaded for room."""
@@ -192,7 +215,7 @@ def replica_settings(folder: Path, bundle_store: str = "") -> Settings:
         _publish(store, name, folder / "sources" / name, seed)
     write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))  # no replica ranks without states
     num_bytes = engine_for(store.named(HOT).live(), EngineConfig(), 4).size.total
-    (folder / "llm.log").touch()
+    os.mkfifo(folder / "llm.log")
     (folder / "surfaces.toml").write_text("".join(f'[{name}]\nmodel = "{name}"\n' for name in NAMES))
     return settings.model_copy(
         update={"llm_memory_gib": ROOM * num_bytes / 2**30, "surfaces_file": folder / "surfaces.toml"}
@@ -226,6 +249,8 @@ async def replica_scene(settings: Settings) -> AsyncIterator[ReplicaScene]:
     """Yield a scene with two known replicas that hold no model."""
     from ray import serve
 
+    assert settings.log_file is not None
+    lines = LogLines(settings.log_file)
     llm = RecordedLlm(await asyncio.to_thread(deploy, settings))
     plane = plane_over(
         BundleStore.of(settings),
@@ -247,10 +272,11 @@ async def replica_scene(settings: Settings) -> AsyncIterator[ReplicaScene]:
         await llm.handle.rank(nothing, timeout_s=60.0)  # the handle learns the replicas from its first call
     await until(lambda: len(llm.replicas()) == 2)
     try:
-        yield ReplicaScene(plane, llm, settings)
+        yield ReplicaScene(plane, llm, settings, lines)
     finally:
         await plane.stop()
         await asyncio.to_thread(serve.delete, APP)
+        lines.stop()
 
 
 async def until(is_so: Callable[[], bool], within_s: float = _GIVE_UP_S, look_s: float = _LOOK_S) -> float:
