@@ -73,6 +73,7 @@ def plane_over(
     registry: CollectorRegistry,
     load_reader: LoadReader = lambda _bundle, _catalogue: None,
     llms: Mapping[str, Llm] | None = None,
+    items: LiveItems | None = None,
     **config: Any,
 ) -> DataPlane:
     """Return a data plane that serves these names of a store, not started; `config` replaces fields."""
@@ -89,7 +90,7 @@ def plane_over(
         receipts=nothing,
         page_key=nothing,
         user_data=lambda _user_id: {},
-        live_items=LiveItems(),
+        live_items=items or LiveItems(),
         item_reader=nothing,
         item_log=nothing,
         registry=registry,

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -24,23 +23,26 @@ from models.registry.storage.objects import ObjectStorage
 from models.registry.store import BundleStore
 from pipelines.planner.names import zipf_shares
 from services.contracts.access import ANYONE
+from services.contracts.items import ItemState
 from services.contracts.recommend import Reason, RecommendRequest
 from services.errors import TailraceError
 from services.garbage import freeze_start
 from services.gateway.data_plane import DataPlane
 from services.gateway.request.live_bundle import memory_of
 from services.gateway.request.names import NameResidency
+from services.items.live_items import LiveItems
 from services.residency.state import FORGET_S
 from services.router.deadline import Arrival
 
 DEADLINE_MS = 200
 _POLL_S = 5.0
 _NUM_AT_ONCE = 2
-_RATE_RPS, _MIN_STAY_S = 100.0, 10.0
+RATE_RPS = 100.0
 _SETTLED_S = FORGET_S + _POLL_S
 """Without requests, no name waits to be loaded, and so displaces another, after this time."""
 _NUM_FIRST_CALLS = 100
 _NUM_FAULT_CALLS, _NUM_RESTARTED_CALLS = 100, 20
+_NUM_IMPORTED, _RECORDS_AT_ONCE, _NUM_PARTIAL, _NUM_IMPORTED_CALLS = 10_000, 500, 400, 1_000
 _MAX_LOOKS, _LOOK_S = 1_000, 0.1
 _MIB = 2**20
 
@@ -62,8 +64,9 @@ class LocalAnswer:
 class MeasuredPlane:
     """A started data plane and its registry."""
 
-    def __init__(self, plane: DataPlane, registry: CollectorRegistry, start_s: float) -> None:
-        self.plane, self.registry, self.start_s = plane, registry, start_s
+    def __init__(self, plane: DataPlane, registry: CollectorRegistry, items: LiveItems, start_s: float) -> None:
+        self.plane, self.registry, self.items, self.start_s = plane, registry, items, start_s
+        self._random = np.random.default_rng(0)
 
     async def ask(self, name: str) -> LocalAnswer:
         """Request ten items of a name, for a visitor with one known item: the student answers if it is loaded."""
@@ -88,10 +91,10 @@ class MeasuredPlane:
         return [answer for some in await asyncio.gather(*(caller() for _ in range(_NUM_AT_ONCE))) for answer in some]
 
     async def ask_at(self, names: Sequence[str], rate_rps: float) -> list[LocalAnswer]:
-        """Request these names at a fixed rate."""
-        began_s, asked = time.monotonic(), []
-        for number, name in enumerate(names):
-            await asyncio.sleep(max(0.0, began_s + number / rate_rps - time.monotonic()))
+        """Request these names at random times of this mean rate: at equal distances polls would meet all or none."""
+        asked, at_s = [], time.monotonic()
+        for name, pause_s in zip(names, self._random.exponential(1 / rate_rps, len(names)), strict=True):
+            await asyncio.sleep(max(0.0, (at_s := at_s + pause_s) - time.monotonic()))
             asked.append(asyncio.create_task(self.ask(name)))
         return await asyncio.gather(*asked)
 
@@ -127,18 +130,18 @@ async def gateway(
     url: str, cache: Path, names: Sequence[str], room: int | None, min_stay_s: float = 0.0
 ) -> AsyncIterator[MeasuredPlane]:
     """Yield a started gateway with memory for `room` names, besides the first; None loads all at the start."""
-    store, registry = BundleStore(ObjectStorage(url, cache, 2**30)), CollectorRegistry()
+    store, registry, items = BundleStore(ObjectStorage(url, cache, 2**30)), CollectorRegistry(), LiveItems()
     residency = None
     if room is not None:
         budget = (room + 1) * await asyncio.to_thread(_bundle_bytes, url, cache.with_name("sized"), names[0])
         residency = NameResidency(budget_bytes=budget, min_stay_s=min_stay_s, pinned=frozenset())
-    plane = plane_over(store, names, registry, residency=residency, bundle_poll_s=_POLL_S)
+    plane = plane_over(store, names, registry, items=items, residency=residency, bundle_poll_s=_POLL_S)
     began_s = time.monotonic()
     await plane.start()
     start_s = time.monotonic() - began_s
     freeze_start()  # as a gateway does
     try:
-        yield MeasuredPlane(plane, registry, start_s)
+        yield MeasuredPlane(plane, registry, items, start_s)
     finally:
         await plane.stop()
 
@@ -156,11 +159,6 @@ async def measure(
     publish_many(url, names, folder)
     async with gateway(url, folder / "one", names[:1], None) as single:
         yield {"row": "one name", "start_s": single.start_s, **latency(await single.ask_all(names[:1] * num_requests))}
-        alone = await single.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
-        async with gateway(url, folder / "warm", names, room, _MIN_STAY_S) as many:
-            mixed = await warm(many, names, num_requests)
-        alone += await single.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
-        yield {"row": "warm", **to_one(latency(alone), mixed)}
     with wire_to_store() as wire:
         async with gateway(url, folder / "many", names, room) as many:
             yield {"row": "start", "names": num_names, "start_s": many.start_s, "one_start_s": single.start_s}
@@ -171,6 +169,7 @@ async def measure(
             faults = StoreFaults(url, wire, folder / "many")
             for fault in FAULTS:
                 yield await under(fault, faults, many, names, room)
+            yield await imported(many, names)
 
 
 def latency(answers: Sequence[LocalAnswer]) -> dict[str, float]:
@@ -195,51 +194,6 @@ def drawn(names: Sequence[str], num_requests: int, seed: int) -> list[str]:
     return [names[index] for index in indices]
 
 
-async def warm(many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
-    """Measure the requests for names in memory while other names load, and then requests for such names only.
-
-    `known` and `resident` are their latencies. All requests come at the same rate, and names by the same law.
-    """
-    await many.until_read()
-    await many.ask_at(drawn(names, num_requests, seed=1), _RATE_RPS)
-    loads, cpu_s = many.total("tailrace_model_loads_total"), _loading_cpu_s()
-    mixed = await many.ask_at(drawn(names, num_requests, seed=2), _RATE_RPS)
-    loads, cpu_s = many.total("tailrace_model_loads_total") - loads, _loading_cpu_s() - cpu_s
-    await asyncio.sleep(_SETTLED_S)
-    resident = await many.ask_at(drawn(many.resident(), num_requests, seed=3), _RATE_RPS)
-    return {
-        "known": latency([answer for answer in mixed if answer.was_loaded]),
-        "resident": latency(resident),
-        "loads": loads,
-        "loading_cores": cpu_s / (num_requests / _RATE_RPS),
-        **outcome(mixed),
-    }
-
-
-def to_one(of_one: dict[str, float], mixed: dict[str, Any]) -> dict[str, Any]:
-    """Compare the latencies of `warm` with those of a gateway with one name, at the same rate in this process.
-
-    Half of its requests come before the start of the gateway with many names, half after its end.
-    """
-    known, resident = mixed.pop("known"), mixed.pop("resident")
-    return {
-        **{f"one_{name}": value for name, value in of_one.items()},
-        **{f"warm_{name}": value for name, value in known.items()},
-        **{f"resident_{name}": value for name, value in resident.items()},
-        "p99_to_one": known["p99_ms"] / of_one["p99_ms"],
-        "resident_p99_to_one": resident["p99_ms"] / of_one["p99_ms"],
-        **mixed,
-    }
-
-
-def _loading_cpu_s() -> float:
-    """Return the CPU seconds of this process's threads that read and load bundles."""
-    loading = {thread.native_id for thread in threading.enumerate() if thread.name.startswith(("model-", "manifests"))}
-    return float(
-        sum(thread.user_time + thread.system_time for thread in psutil.Process().threads() if thread.id in loading)
-    )
-
-
 async def by_zipf(many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
     """Request names by Zipf's law as fast as two callers can."""
     answers = await many.ask_all(drawn(names, num_requests, seed=0))
@@ -258,6 +212,42 @@ async def first_calls(many: MeasuredPlane, name: str) -> dict[str, Any]:
     answers = await asyncio.gather(*(many.ask(name) for _ in range(_NUM_FIRST_CALLS)))
     await until_loaded(many, name)
     return {"row": "first calls", "calls": len(answers), "loads": many.loads()[name], **outcome(answers)}
+
+
+async def imported(many: MeasuredPlane, names: Sequence[str]) -> dict[str, Any]:
+    """Apply the records of an import of new items as fast as they come, while names in memory are requested.
+
+    Before it, more names are requested than those whose popular items are kept ready.
+    """
+    await asyncio.sleep(_SETTLED_S)
+    await many.ask_all(names[-_NUM_PARTIAL:])
+    await asyncio.sleep(_SETTLED_S)
+    resident = list(islice(cycle(many.resident()), _NUM_IMPORTED_CALLS))
+    before = await many.ask_at(resident, RATE_RPS)
+    applying = asyncio.create_task(asyncio.to_thread(_apply_import, many.items))
+    meanwhile = await many.ask_at(resident, RATE_RPS)
+    return {"row": "import", "items": _NUM_IMPORTED, "resident": len(many.resident()), **await applying} | {
+        "p99_ms_before": latency(before)["p99_ms"],
+        "p99_ms": latency(meanwhile)["p99_ms"],
+        **outcome(meanwhile),
+    }
+
+
+def _apply_import(items: LiveItems) -> dict[str, float]:
+    """Apply the states of new items as the reader of the topic does, and return its CPU seconds and duration."""
+    states = [
+        ItemState(
+            item_id=f"new-{number}",
+            title=f"Title {number}",
+            categories=("a", "b"),
+            attributes={"brand": f"brand {number % 50}", "price": float(number)},
+        )
+        for number in range(_NUM_IMPORTED)
+    ]
+    began_s, cpu_s = time.monotonic(), time.thread_time()
+    for first in range(0, _NUM_IMPORTED, _RECORDS_AT_ONCE):
+        items.apply((state.item_id, state) for state in states[first : first + _RECORDS_AT_ONCE])
+    return {"cpu_s": time.thread_time() - cpu_s, "seconds": time.monotonic() - began_s}
 
 
 async def until_loaded(many: MeasuredPlane, name: str) -> bool:
@@ -283,7 +273,7 @@ async def under(
     resident = list(islice(cycle(many.resident()), 2 * _NUM_FAULT_CALLS))
     before, evictions = _rss(), many.total("tailrace_model_evictions_total")
     with faults.happening(fault):
-        warm_ms = latency(await many.ask_at(resident, _RATE_RPS))["p99_ms"]
+        warm_ms = latency(await many.ask_at(resident, RATE_RPS))["p99_ms"]
         answers = await many.ask_all(cold)
         calls = await asyncio.gather(*(many.ask(first) for _ in range(_NUM_FIRST_CALLS)))
         growth = _rss() / before - 1
