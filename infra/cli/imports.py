@@ -74,9 +74,9 @@ def items(
         if first_bundle:
             _publish_first(settings, open_items(path, options))
         with topic_sender(settings, settings.items_topic) as send, out.status("items") as status:
+            catalogue = read_live_catalogue(settings)
             run = _run(settings, ("items", source, query, (options,)), path, send, status, again=again)
             delivered = progress_file(settings.state_dir / "imports", "delivered", name_of(source, query), "")
-            catalogue = read_live_catalogue(settings)
             outcome, findings = import_items(run, delivered, catalogue, delete_missing=delete_missing)
     _report(settings, outcome, findings)
 

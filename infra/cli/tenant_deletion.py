@@ -23,7 +23,6 @@ from infra.cli.erase import count_done, erase_users, read_accepted
 from infra.kafka.sender import topic_sender
 
 if TYPE_CHECKING:
-    from services.items.live_items import LiveItems
     from services.settings.settings import Settings
 
 
@@ -120,7 +119,7 @@ def scan(settings: "Settings", tenant: str) -> Found:
             scanned.users.update({user_id} - {""})
     scanned.entries["open erasures"] = _num_open_in_ledger(settings, tenant)
     scanned.entries["popularity"] = _num_popular_rows(settings, tenant)
-    scanned.entries["items"] = len(_stated(_live_items(settings), tenant))
+    scanned.entries["items"] = len(_stated(settings, tenant))
     return scanned
 
 
@@ -200,20 +199,11 @@ def _num_open_in_ledger(settings: "Settings", tenant: str) -> int:
     return sum((tombstone.user_id or "").startswith(prefix) for tombstone in every)
 
 
-def _live_items(settings: "Settings") -> "LiveItems":
-    """Return the live catalogue. Raises DependencyUnavailable unless it was read to the topic's end."""
+def _stated(settings: "Settings", tenant: str) -> list[str]:
+    """Return the tenant's items in the live catalogue. Raises DependencyUnavailable."""
     from pipelines.publication.new_items import read_live_items
-    from services.errors import DependencyUnavailable
-    from services.items.live_items import Knowledge
 
-    items = read_live_items(settings)
-    if items.knowledge is not Knowledge.CURRENT:
-        raise DependencyUnavailable("the items topic", 1.0)
-    return items
-
-
-def _stated(items: "LiveItems", tenant: str) -> list[str]:
-    own = items.tenants.get(tenant)
+    own = read_live_items(settings).tenants.get(tenant)
     return [] if own is None else own.read(lambda layout: [item_id for _, item_id in layout.stated()])
 
 
@@ -224,7 +214,7 @@ def _drop_items(settings: "Settings", tenant: str, *, is_counted: bool) -> None:
     """
     from services.contracts.tenant import prefix_of, scoped
 
-    item_ids = _stated(_live_items(settings), tenant)
+    item_ids = _stated(settings, tenant)
     if item_ids or is_counted:
         keys = [scoped(tenant, item_id) for item_id in item_ids] + [prefix_of(tenant)]
         with topic_sender(settings, settings.items_topic) as send:

@@ -13,19 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.files import write_durably
-from services.items.live_items import Knowledge, LiveItems
+from services.items.live_items import LiveItems
 
 
 @dataclass(frozen=True, slots=True)
 class LiveCatalogue:
-    """The live catalogue, and the id of the topic that it was read from."""
+    """The whole live catalogue, and the id of the topic that it was read from."""
 
     items: LiveItems
     topic_id: str
-
-    @property
-    def is_known(self) -> bool:
-        return self.items.knowledge is Knowledge.CURRENT
 
     def live(self, item_ids: Iterable[str]) -> list[str]:
         """Return which of these items have a state and are not deleted."""

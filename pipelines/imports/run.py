@@ -72,8 +72,7 @@ def import_items(
     table = open_items(run.path, run.options)
     items = table.read().drop("text")
     before, now = Delivered.read(delivered_file), frozenset(items["item_id"])
-    missing = before.missing(now, catalogue) if catalogue.is_known else []
-    lost = before.lost(catalogue) if catalogue.is_known else set()
+    missing, lost = before.missing(now, catalogue), before.lost(catalogue)
     table.findings.note(DELETED if delete_missing else LEFT, len(missing), missing[0] if missing else "")
     Delivered(before.item_ids | now, before.topic_id or catalogue.topic_id).write(delivered_file)
 
@@ -87,8 +86,7 @@ def import_items(
         deliver(batch)
     if delete_missing:
         run.send([(item_id.encode(), None) for item_id in missing])
-    if catalogue.is_known:
-        Delivered(now if delete_missing else before.item_ids | now, catalogue.topic_id).write(delivered_file)
+    Delivered(now if delete_missing else before.item_ids | now, catalogue.topic_id).write(delivered_file)
     return outcome, table.findings
 
 

@@ -16,9 +16,9 @@ from pipelines.publication.add_items import append_items, has_given_codes
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import ItemTable
 from services.contracts.tenant import tenant_of_name
-from services.errors import BundleError, ConfigError, DataError
+from services.errors import BundleError, ConfigError, DataError, DependencyUnavailable
 from services.items.follower import ITEMS_START_S, ItemFollower
-from services.items.live_items import LiveItems
+from services.items.live_items import Knowledge, LiveItems
 from services.observability.log_lines import configure_logging
 from services.settings.kafka_topics import wanted_topic
 from services.settings.settings import Settings, load_settings
@@ -28,17 +28,23 @@ _FAILURES = (BundleError, ConfigError, DataError, OSError)
 
 
 def read_live_catalogue(settings: Settings) -> LiveCatalogue:
-    """Return the live catalogue from the last snapshot and the topic; `LiveItems.knowledge` says how current it is."""
+    """Return the live catalogue, read to the topic's end.
+
+    Raises DependencyUnavailable if that was not possible: decisions on items must not rest on a part of their states.
+    """
     items = LiveItems()
     topic = wanted_topic(settings, settings.items_topic)
     follower = ItemFollower(items, settings.kafka_address, topic.name, settings.items_snapshot, makes=topic)
     follower.start(ITEMS_START_S)
     follower.stop()
+    if items.knowledge is not Knowledge.CURRENT:
+        why = follower.failure or f"{ITEMS_START_S:g} s without a record before its end; read it again later"
+        raise DependencyUnavailable(f"the topic {topic.name}", 1.0, why)
     return LiveCatalogue(items, follower.positions.topic_id)
 
 
 def read_live_items(settings: Settings) -> LiveItems:
-    """Return the live catalogue's items."""
+    """Return the live catalogue's items. Raises as `read_live_catalogue`."""
     return read_live_catalogue(settings).items
 
 
@@ -86,7 +92,10 @@ def main() -> None:
     except ConfigError as error:
         sys.exit(str(error))
     configure_logging("warning", "release", settings.log_file)
-    items = read_live_items(settings)
+    try:
+        items = read_live_items(settings)
+    except DependencyUnavailable as error:
+        sys.exit(str(error))
     for name in settings.served_names:
         try:
             add_new_items(BundleStore.of(settings, name), items.of(tenant_of_name(name)), print, settings.keep_bundles)

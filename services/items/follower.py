@@ -3,7 +3,8 @@
 Each process reads all partitions by itself, without a group. While the broker is unavailable, the known state stays,
 and items are still shown and hidden by their times. A recreated topic (the embedded broker keeps nothing on disk), or a
 log that came back shorter, is read from its beginning on top of the known state: a state holds until it is stated
-again, and no hidden item is shown before the end is reached. A record that cannot be read is counted, logged and
+again, and no hidden item is shown before the end is reached. The embedded broker's topic lacks the states of a damaged
+snapshot, so it is not read until the file is restored or removed. A record that cannot be read is counted, logged and
 skipped.
 """
 
@@ -23,11 +24,11 @@ from kafka import TopicPartition
 from kafka.errors import OffsetOutOfRangeError
 
 from services.contracts.items import ItemPatch, ItemState
-from services.errors import DependencyUnavailable, InvalidRequest
+from services.errors import DependencyUnavailable, EnvironmentFault, InvalidRequest
 from services.items.live_items import Change, Knowledge, LiveItems
 from services.items.patches import PatchMerger
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
-from services.settings.addresses import KafkaAddress
+from services.settings.addresses import EMBEDDED_CLUSTER_ID, KafkaAddress
 from services.settings.arrivals import ArrivalFile
 from services.settings.fetch_pace import FetchPace, FetchWaits
 from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
@@ -108,6 +109,8 @@ class ItemFollower:
         self._on_left_out = on_left_out
         self._on_knowledge = on_knowledge
         self._positions = Positions("", {})
+        self._is_damaged = False
+        self._failure = ""
         self._merger = PatchMerger()
         self._num_records = 0
         self._deferred: dict[str, ItemState] = {}
@@ -129,6 +132,11 @@ class ItemFollower:
     def positions(self) -> Positions:
         return self._positions
 
+    @property
+    def failure(self) -> str:
+        """Why the topic cannot be read now; empty while it can."""
+        return self._failure
+
     def patch_of(self, changes: Mapping[str, Any]) -> ItemPatch:
         """Return the header of a patch of the states that are known now."""
         positions = self._positions
@@ -140,7 +148,10 @@ class ItemFollower:
 
     def start(self, timeout_s: float = 0.0) -> None:
         """Load the snapshot, start following, and wait for the topic's end or `timeout_s` without a record."""
-        self._load()
+        try:
+            self._load()
+        except EnvironmentFault as error:
+            log.warning("items_snapshot_unreadable", error=str(error), cause=repr(error.__cause__))
         for thread in self._threads:
             thread.start()
         end, num_records = self._await_end(), -1
@@ -180,7 +191,10 @@ class ItemFollower:
                 waiter.done.set_exception(DependencyUnavailable(self._topic, _RETRY_AFTER_S))
 
     def _load(self) -> None:
+        """Raises EnvironmentFault."""
+        self._is_damaged = True
         positions = read_snapshot(self._snapshot, self._items)
+        self._is_damaged = False
         if positions is not None:
             self._positions = positions
             self._knows(Knowledge.SNAPSHOT)
@@ -203,15 +217,15 @@ class ItemFollower:
         while not self._stopped.is_set():
             try:
                 with ExitStack() as clients, broker_as_dependency():
-                    self._follow(clients, *self._open(clients))
+                    admin, consumer = self._open(clients)
+                    if self._is_damaged and admin.describe_cluster()["cluster_id"] == EMBEDDED_CLUSTER_ID:
+                        self._load()
+                    self._follow(clients, admin, consumer)
                     is_unavailable = False
             except Exception as error:  # noqa: BLE001 - the thread must survive any failure of the client
+                self._failure = _reason(error)
                 if not is_unavailable:
-                    log.warning(
-                        "items_unavailable",
-                        topic=self._topic,
-                        error=getattr(error, "why", "") or repr(error.__cause__ or error),
-                    )
+                    log.warning("items_unavailable", topic=self._topic, error=self._failure)
                 if isinstance(error.__cause__, OffsetOutOfRangeError):
                     self._positions = Positions("", {})
                 is_unavailable = True
@@ -240,6 +254,7 @@ class ItemFollower:
         reader.num_begun_again = 0
         self._begin_merging(reader)
         log.info("items_followed", topic=self._topic, topic_id=reader.topic_ids[self._topic])
+        self._failure = ""
         self._on_unavailable(0)
         checked_s, current = time.monotonic(), self._await_end()
         pace = FetchPace(consumer, _FETCH_WAITS, self._arrivals.watch())
@@ -376,3 +391,9 @@ class ItemFollower:
             self._has_changed = False
         except Exception as error:  # noqa: BLE001 - whatever ails the snapshot, the topic is followed
             log.warning("items_snapshot_not_written", path=str(self._snapshot), error=repr(error))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EnvironmentFault):
+        return str(error)
+    return getattr(error, "why", "") or repr(error.__cause__ or error)

@@ -4,7 +4,7 @@
 
 The file ends with a digest of the rest. A tenant's states are in a file of their own, `NAME.TENANT`, written before it:
 its states may be newer than the positions, which is harmless. If one of the files is missing or damaged, all are
-ignored: the topic has all states.
+ignored, and the topic must have all states.
 """
 
 import json
@@ -17,16 +17,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import structlog
 
 from models.files import write_durably
 from services.contracts.tenant import check_tenant
+from services.errors import EnvironmentFault
 from services.items.columns import TextColumn
 from services.items.layout import HAS_CATEGORIES, ItemLayout
 from services.items.live_items import LiveItems
 from services.settings.topic_reader import Mark, mark_from
-
-log = structlog.get_logger()
 
 _DIGEST_BYTES = 32
 _ROWS = 65_536
@@ -63,18 +61,24 @@ def _write(path: Path, items: LiveItems, about: Mapping[str, str]) -> None:
 
 
 def read_snapshot(path: Path, items: LiveItems) -> Positions | None:
-    """Load the written states and return their positions; None without a readable snapshot."""
+    """Load the written states and return their positions; None without a snapshot.
+
+    Raises EnvironmentFault for a damaged file; states of other files may be loaded then.
+    """
     if not path.exists():
         return None
+    file = path
     try:
-        about = _read(path, items)
+        about = _read(file, items)
         marks = {int(number): mark_from(plain) for number, plain in json.loads(about[b"marks"]).items()}
         positions = Positions(about[b"topic_id"].decode(), marks)
         for tenant in json.loads(about.get(b"tenants", b"[]")):
-            _read(_path_of(path, check_tenant(tenant)), items.of(tenant))
+            file = _path_of(path, check_tenant(tenant))
+            _read(file, items.of(tenant))
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        log.warning("items_snapshot_unreadable", path=str(path), error=repr(error))
-        return None
+        raise EnvironmentFault(
+            f"{file}: damaged snapshot of items; restore it, or remove {path} to begin without items"
+        ) from error
     finally:
         pa.default_memory_pool().release_unused()
     return positions

@@ -44,8 +44,11 @@ class Shop:
         self.settings = Settings(state_dir=state_dir, kafka_bootstrap=broker.address)
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return self.command("import", *arguments)
+
+    def command(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "infra.cli.main", "import", *arguments],
+            [sys.executable, "-m", "infra.cli.main", *arguments],
             env={**inherited_environment(), **self.settings.as_environment()},
             capture_output=True,
             text=True,
@@ -148,6 +151,24 @@ def test_without_a_broker_the_command_says_what_to_do(tmp_path: Path, broker: Se
 
     assert (failed.returncode, "tailrace up" in failed.stderr) == (1, True)
     assert (done.returncode, len(shop.records("items"))) == (0, 120), done.stdout + done.stderr
+
+
+def test_commands_refuse_items_that_are_known_in_part(shop: Shop, tmp_path: Path) -> None:
+    """An import and `add-items` name the damaged snapshot and the fix; no record is sent, and no progress lost."""
+    path, snapshot = tmp_path / "items.csv", shop.settings.items_snapshot
+    pl.DataFrame(ROWS).write_csv(path)
+    snapshot.parent.mkdir(parents=True)
+    snapshot.write_bytes(b"damaged")
+    refused = [shop.run("items", str(path), "--again"), shop.command("add-items")]
+    recorded = [*(shop.settings.state_dir / "imports").glob("*.json")]
+    snapshot.unlink()
+    done = shop.run("items", str(path))
+
+    fix = f"topic items is unavailable: {snapshot}: damaged snapshot of items; restore it, or remove {snapshot}"
+    for ended in refused:
+        assert (ended.returncode, fix in " ".join(ended.stderr.split())) == (1, True), ended.stdout + ended.stderr
+    assert recorded == []
+    assert done.stdout.endswith("items: 120 rows\n"), done.stderr
 
 
 def test_rows_of_sqlite_are_as_they_were_written(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 from kafka import KafkaProducer
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
+from infra.local.binaries import tansu_command
 from services.app import open_standby
 from services.contracts.items import ItemState
+from services.errors import DependencyUnavailable
 from services.features.repo import RepoAddress
 from services.items.follower import ItemFollower
 from services.items.live_items import Change, Knowledge, LiveItems
@@ -193,6 +195,51 @@ def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: S
         process.follower.stop()
 
     assert knowledge == [Knowledge.NONE, Knowledge.SNAPSHOT]
+
+
+@pytest.mark.parametrize("ending", ["restored", "removed"])
+def test_the_embedded_topic_does_not_replace_a_damaged_snapshot(tmp_path: Path, broker: Server, ending: str) -> None:
+    """Hidden items are unknown until the file is restored or removed; nothing is written over it meanwhile."""
+    path, stated = tmp_path / "snapshot.parquet", LiveItems()
+    stated.apply([("i01", ItemState(item_id="i01", available=False))])
+    write_snapshot(path, stated, Positions("t", {}))
+    whole = path.read_bytes()
+    path.write_bytes(damaged := whole[:-1])
+    process = Process(broker, path, is_worker=True)
+    process.follower.start(5.0)
+    try:
+        send(broker, (b"i02", b'{"available":false}'))
+        with pytest.raises(DependencyUnavailable):
+            asyncio.run(process.follower.catch_up(5.0))
+        knowledge, failure, kept = process.items.knowledge, process.follower.failure, path.read_bytes()
+        path.write_bytes(whole) if ending == "restored" else path.unlink()
+        wait_for(lambda: process.items.knowledge is Knowledge.CURRENT, what="the items")
+        wait_for(lambda: process.hides("i02"), what="the topic's states")
+    finally:
+        process.follower.stop()
+
+    assert (knowledge, kept) == (Knowledge.NONE, damaged)
+    assert failure == f"{path}: damaged snapshot of items; restore it, or remove {path} to begin without items"
+    assert process.hides("i01") is (ending == "restored")
+
+
+def test_a_topic_on_disk_replaces_a_damaged_snapshot(tmp_path: Path) -> None:
+    """A broker that keeps its topics has all states, so the damaged file is written again."""
+    path = tmp_path / "snapshot.parquet"
+    path.write_bytes(b"damaged")
+
+    def command(port: int) -> list[str]:
+        return [word for word in tansu_command(port) if not word.startswith("--cluster-id")]
+
+    with Server(command, tmp_path / "log") as broker:
+        make_topic(broker)
+        send(broker, (b"i01", b'{"available":false}'))
+        process = Process(broker, path, is_worker=True)
+        process.follower.start(30.0)
+        process.follower.stop()
+
+    assert (process.items.knowledge, process.hides("i01")) == (Knowledge.CURRENT, True)
+    assert read_snapshot(path, LiveItems()) == process.follower.positions
 
 
 def test_states_are_written_also_while_the_broker_is_unavailable(

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from models.catalogue import Catalogue
 from services.contracts.items import MAX_NAMES, ItemState
-from services.errors import InvalidRequest
+from services.errors import EnvironmentFault, InvalidRequest
 from services.items import snapshot
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
@@ -288,8 +288,8 @@ def test_texts_that_no_item_has_are_freed() -> None:
             assert np.flatnonzero(columns[name].holding(["t19999", "kept", "t7"])).tolist() == [0, 1]
 
 
-def test_a_snapshot_with_any_flipped_bit_is_as_none(tmp_path: Path) -> None:
-    """A corrupt, truncated or missing snapshot is not read, so the whole topic is read."""
+def test_a_snapshot_with_any_flipped_bit_is_refused(tmp_path: Path) -> None:
+    """A corrupt or truncated snapshot is an error that names the file and the fix; a missing snapshot is none."""
     path, items = tmp_path / "snapshot.parquet", LiveItems()
     items.apply((item_id, ItemState(item_id=item_id, available=False)) for item_id in IDS)
     write_snapshot(path, items, Positions("topic", {0: Mark(1)}))
@@ -300,10 +300,12 @@ def test_a_snapshot_with_any_flipped_bit_is_as_none(tmp_path: Path) -> None:
         flipped = bytearray(data)
         flipped[offset] ^= 1 << offset % 8
         path.write_bytes(flipped)
-        assert read_snapshot(path, LiveItems()) is None, offset
+        with pytest.raises(EnvironmentFault, match=f"{path}: damaged .*restore it, or remove"):
+            read_snapshot(path, LiveItems())
     for length in (0, 3, 31, 40, len(data) - 1):
         path.write_bytes(data[:length])
-        assert read_snapshot(path, LiveItems()) is None, length
+        with pytest.raises(EnvironmentFault):
+            read_snapshot(path, LiveItems())
     path.unlink()
     assert read_snapshot(path, LiveItems()) is None
 
@@ -325,14 +327,15 @@ def test_tenants_have_catalogues_of_their_own(tmp_path: Path) -> None:
     assert (read.layout.state("i0") is None, read.of("acme").layout.state("i0")) == (False, None)
 
 
-def test_a_missing_file_of_a_tenant_is_read_again_from_the_topic(tmp_path: Path) -> None:
-    """A snapshot without one of its files has no positions, so that no state is skipped."""
+def test_a_snapshot_without_the_file_of_a_tenant_is_refused(tmp_path: Path) -> None:
+    """It has no positions, so that no state is skipped, and the error names the missing file."""
     items, path = LiveItems(), tmp_path / "items.snapshot"
     items.of("acme")
     write_snapshot(path, items, Positions("t", POSITIONS))
     (tmp_path / "items.snapshot.acme").unlink()
 
-    assert read_snapshot(path, LiveItems()) is None
+    with pytest.raises(EnvironmentFault, match=r"items\.snapshot\.acme: damaged"):
+        read_snapshot(path, LiveItems())
 
 
 def test_a_deleted_tenant_leaves_no_state(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from services.contracts.events import decode_interaction
 from services.contracts.items import ItemState, decode_item
 from services.errors import DataError, DependencyUnavailable
 from services.features.schema import LogPosition
-from services.items.live_items import Knowledge, LiveItems
+from services.items.live_items import LiveItems
 from services.stream.decode import LoggedErasure
 from services.stream.log.ledger import ErasureLedger
 
@@ -144,19 +144,6 @@ def test_items_that_were_lost_with_their_topic_are_sent_again(tmp_path: Path) ->
     shop.sent.clear()
     shop.run(table(5))
     assert shop.sent == []
-
-
-def test_a_catalogue_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
-    """Without the live states, no item counts as missing or lost, and the next import looks again."""
-    shop = Shop(tmp_path)
-    shop.run(table(5))
-    shop.lose_topic()
-    shop.live.knowledge = Knowledge.NONE
-    shop.run(table(4), delete_missing=True)
-    shop.live.knowledge = Knowledge.CURRENT
-    shop.run(table(4), delete_missing=True)
-
-    assert shop.live_ids == {"i0", "i1", "i2", "i3"}
 
 
 @pytest.mark.parametrize("written", [b"", b"not JSON", b"[]", b'{"num_rows": 1}', b'{"num_rows": 1, "digest": "x"}'])
