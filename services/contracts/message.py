@@ -1,8 +1,8 @@
 """Messages: frozen structs whose declaration is the validation, the JSON schema and the form in protobuf.
 
 A field's type, bounds and description are written once, as `Annotated[type, Meta(...)]`. `decode` reads JSON text,
-`convert` reads plain values from protobuf, TOML or a query. Both stop at the first wrong field and raise
-InvalidRequest with its path. Knows no transport.
+`convert` reads plain values from protobuf, TOML or a query. Both raise InvalidRequest with the path of the first wrong
+field in the order of the declaration. Knows no transport.
 """
 
 import json
@@ -38,7 +38,6 @@ _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _ANY_KEY = "[...]"
 """The decoder's step to a value of a map, which it does not name."""
 _LARGEST_WHOLE = 2**53
-_TOO_LARGE = ("Number out of range", "Integer value out of range")
 
 
 def is_printable(text: str) -> bool:
@@ -94,12 +93,10 @@ def decode(kind: type[M], body: bytes, whole: str = "body") -> M:
     _num_custom.set([0])
     try:
         return _decoder(kind).decode(body)  # type: ignore[no-any-return]
-    except msgspec.ValidationError as error:
-        if str(error).startswith(_TOO_LARGE):
-            convert(kind, decode_plain(body, whole))  # names the field within a custom type
-        raise _refusal(error, kind, whole, lambda: decode_plain(body)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        convert(kind, decode_plain(body, whole))  # names the field of NaN and of half a surrogate pair
+        _convert(kind, decode_plain(body, whole), whole)  # names the field, also of NaN and of half a surrogate pair
+        if isinstance(error, msgspec.ValidationError):  # of a field that is sent again
+            raise _refusal(error, kind, whole, lambda: decode_plain(body)) from error
         raise _not_json(whole, error) from error
 
 
@@ -137,11 +134,38 @@ def convert(kind: type[M], plain: Any, path: str = "", *, strict: bool = True) -
 
     Raises InvalidRequest naming the first wrong field, below `path`.
     """
+    return _convert(kind, plain, "body", path, strict=strict)
+
+
+def _convert(kind: type[M], plain: Any, whole: str, path: str = "", *, strict: bool = True) -> M:
     _num_custom.set([0])
     try:
         return convert_part(kind, plain, strict=strict)
     except InvalidField as error:
-        raise InvalidField(join(path, error.field or "") or "body", error.problem, error.fix or "") from error
+        first = _first_error(kind, plain, strict=strict) or error
+        raise InvalidField(join(path, first.field or "") or whole, first.problem, first.fix or "") from first
+
+
+def _first_error(kind: type[Message], plain: Any, *, strict: bool) -> InvalidField | None:
+    """Return the error of the first wrong field in the order of the declaration, not in the order sent."""
+    _num_custom.set([0])
+    try:
+        convert_part(kind, _as_declared(kind, plain), strict=strict)
+    except InvalidField as error:
+        return error
+    return None
+
+
+def _as_declared(hint: Any, plain: Any) -> Any:
+    """Return plain values with the fields of messages in the order of their declaration, unknown fields last."""
+    for leaf in _leaves(hint):
+        if isinstance(plain, list | tuple) and get_origin(leaf) in (tuple, list):
+            return [_as_declared(get_args(leaf)[0], entry) for entry in plain]
+        if isinstance(plain, dict) and isinstance(leaf, type) and issubclass(leaf, Message | Kept):
+            hints = _hints(leaf.message() if issubclass(leaf, Kept) else leaf)
+            own = {name: _as_declared(hints[name], plain[name]) for name in hints if name in plain}
+            return own | {name: value for name, value in plain.items() if name not in own}
+    return plain
 
 
 def convert_part(kind: type[M], plain: Any, *, strict: bool = True) -> M:

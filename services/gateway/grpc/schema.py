@@ -43,15 +43,17 @@ def parse_similar(body: bytes, max_bytes: int, request_id: str, deadline_ms: int
 def parse_popular(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request for popular items. Raises InvalidRequest or RequestTooLarge."""
     sent = plain_of(parse_strictly(pb.PopularRequest, body, max_bytes))
-    request = convert(RecommendBody, sent.pop("request", {}))
-    return RecommendRequest.of(request, request_id, deadline_ms, convert(PopularIn, sent))
+    request = sent.pop("request", {})
+    subject = convert(PopularIn, sent)
+    return RecommendRequest.of(convert(RecommendBody, request), request_id, deadline_ms, subject)
 
 
 def parse_search(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a search. Raises InvalidRequest or RequestTooLarge."""
     sent = plain_of(parse_strictly(pb.SearchRequest, body, max_bytes))
-    request = convert(RecommendBody, sent.pop("request", {}))
-    return RecommendRequest.of(request, request_id, deadline_ms, convert(SearchFor, sent))
+    request = sent.pop("request", {})
+    subject = convert(SearchFor, sent)
+    return RecommendRequest.of(convert(RecommendBody, request), request_id, deadline_ms, subject)
 
 
 def parse_assign(body: bytes, max_bytes: int) -> AssignRequest:

@@ -452,3 +452,20 @@ async def test_an_upload_slower_than_its_deadline_is_answered(rest: RestClient) 
     answer = await rest.http.post("/v1/recommendations", content=body())
 
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"session_wishes": ["a", "b" * 401] + ["c"] * 21}, "session_wishes"),
+        ({"recent_item_ids": ["i" * 257] + ["i"] * 2000, "wish": ""}, "recent_item_ids"),
+        ({"wish": "", "k": 0}, "k"),
+        ({"deadline_ms": -1, "session_id": "s" * 257}, "session_id"),
+        ({"rules": {"boosts": [{"factor": -1.0}]}, "filters": {"categories": [""]}}, "filters.categories[0]"),
+    ],
+)
+async def test_of_several_errors_the_first_declared_is_named(door: Door, fields: dict[str, Any], field: str) -> None:
+    """Neither the order in which fields are sent nor the door decides which error the caller sees."""
+    replies = [await door.recommend({"user_id": "short", **fields}), await door.similar(["i01"], fields)]
+
+    assert [(reply.code, reply.field) for reply in replies] == [("invalid_request", field)] * 2
