@@ -95,7 +95,7 @@ def status() -> None:
         raise typer.Exit(1)
     table = Table("part", "address", "health", "pid", "restarts", "memory", box=None)
     for part in parts:
-        colour = "green" if part.is_healthy else "red"
+        colour = "green" if part.is_healthy else "yellow" if part.health == "starting" else "red"
         table.add_row(
             part.name,
             " ".join(part.addresses),

@@ -8,6 +8,7 @@ import psutil
 
 from infra.local.commands.first_training import TRAINING_PART
 from infra.local.parts import stack_parts
+from infra.local.supervisor.lifecycle import Phase
 from infra.local.supervisor.part import Part
 from infra.local.supervisor.probes import http_answer
 from infra.local.supervisor.processes import process_tree
@@ -15,10 +16,16 @@ from infra.local.supervisor.stackfile import PartRecord, StackFile
 from services.observability.node_metrics import render_metrics
 from services.settings.settings import Settings
 
+_NO_MORE_STARTS = ("ready", "untrained", "stopping", "store")
+"""Stages in which the stack adds no part."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHealth:
-    """The current state of a part. `health` is healthy, unavailable or down; memory is for its whole process tree."""
+    """The current state of a part. `health` is healthy, starting, unavailable or down.
+
+    Memory is for its whole process tree.
+    """
 
     name: str
     addresses: tuple[str, ...]
@@ -38,7 +45,8 @@ def inspect_stack(settings: Settings) -> list[PartHealth]:
     record = stack_file.read()
     if record is None or not stack_file.is_claimed():
         return []
-    nothing = PartRecord(phase="down", keeper_pid=None, num_restarts=0)
+    phase = "down" if record.stage in _NO_MORE_STARTS else Phase.WAITING
+    nothing = PartRecord(phase=phase, keeper_pid=None, num_restarts=0)
     parts = [_inspect(part, record.parts.get(part.name, nothing)) for part in stack_parts(settings)]
     return [*parts, *text_health(settings)]
 
@@ -78,15 +86,22 @@ def text_health(settings: Settings) -> list[PartHealth]:
 
 def _inspect(part: Part, record: PartRecord) -> PartHealth:
     tree = process_tree(record)
-    health = "down" if not tree else "healthy" if part.is_healthy() else "unavailable"
     return PartHealth(
         name=part.name,
         addresses=tuple(f"{port.host}:{port.number}" for port in part.ports),
-        health=health,
+        health=_health(part, record, is_running=bool(tree)),
         pid=tree[0].pid if tree else None,
         num_restarts=record.num_restarts,
         memory_mb=sum(map(_memory_mb, tree)),
     )
+
+
+def _health(part: Part, record: PartRecord, *, is_running: bool) -> str:
+    if is_running and part.is_healthy():
+        return "healthy"
+    if record.phase in (Phase.WAITING, Phase.STARTING):
+        return "starting"
+    return "unavailable" if is_running else "down"
 
 
 def _memory_mb(process: psutil.Process) -> float:
