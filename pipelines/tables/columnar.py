@@ -12,6 +12,8 @@ from pipelines.tables.encoding import is_compressed, open_bytes
 from services.errors import DataError
 
 BATCH_ROWS = 131_072
+_PANIC = pl.exceptions.PanicException
+"""Of polars for an Arrow type that it does not support."""
 
 
 class Columnar:
@@ -91,8 +93,10 @@ def _series(name: str, column: Any) -> pl.Series:
             return pl.Series(name, [_text(value) for value in column.to_pylist()], dtype=pl.String)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             column.validate(full=True)
+        if pa.types.is_decimal256(kind):
+            column = column.cast(pa.decimal128(38, kind.scale))
         return pl.Series(name, pl.from_arrow(column))
-    except (pa.ArrowException, pl.exceptions.PolarsError, ValueError, TypeError, OverflowError):
+    except (pa.ArrowException, pl.exceptions.PolarsError, ValueError, TypeError, OverflowError, _PANIC):
         return _one_by_one(name, column)
 
 

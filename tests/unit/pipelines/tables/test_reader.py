@@ -402,6 +402,16 @@ EVENTS = {
     "decimal times": Case(
         parquet(event_time=[Decimal(1_780_000_000), Decimal(1_780_000_001)]), WITHOUT_TYPE, name="e.parquet"
     ),
+    "wide decimal times": Case(
+        parquet(event_time=pa.array([1_780_000_000, 1_780_000_001], pa.decimal256(50, 0))),
+        WITHOUT_TYPE,
+        name="e.parquet",
+    ),
+    "a list of wide decimals": Case(
+        parquet(event_type=pa.array([[Decimal(1)], [Decimal(2)]], pa.list_(pa.decimal256(50, 0)))),
+        [("u", "a", AT, '["1"]', 1.0), ("v", "a", AT + timedelta(seconds=1), '["2"]', 1.0)],
+        name="e.parquet",
+    ),
     "durations as types": Case(
         parquet(event_type=pa.array([60, 61], pa.duration("s"))),
         [("u", "a", AT, "0:01:00", 1.0), ("v", "a", AT + timedelta(seconds=1), "0:01:01", 1.0)],
