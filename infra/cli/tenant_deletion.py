@@ -7,17 +7,19 @@
 
 Each run continues where the last ended, and reports. Open erasures are in a file of the state folder,
 which is removed at the end. A gateway may accept events until it has reloaded the tenants file, and the worker may
-be behind: an erasure in each partition, sent after the reload, shows that it has applied all of them.
+be behind: an erasure in each partition, sent after the reload, shows that it has applied all of them. For impressions
+its committed offsets show it.
 """
 
 import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.cli.erase import count_done, erase_users, read_accepted
 from infra.kafka.sender import topic_sender
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 _RELOADED_S = 3.0
 """After this time every gateway has reloaded a changed tenants file."""
+_IMPRESSIONS_S = 15.0
+"""The worker commits what it has applied every second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
     if (
         not _drop_outputs(settings, tenant)
         or _num_open(settings, accepted)
+        or not _are_impressions_applied(settings)
         or any(scan(settings, tenant).entries.values())
     ):
         return None
@@ -101,6 +106,37 @@ def _num_open(settings: "Settings", accepted: Mapping[str, str]) -> int:
 
     _, num_done = asyncio.run(count_done(settings, list(accepted.values()), frozenset({ErasureStore.STORE_FILES})))
     return len(accepted) - num_done
+
+
+def _are_impressions_applied(settings: "Settings") -> bool:
+    """Wait until the worker has applied the impressions that the topic has now; return whether it did in time.
+
+    Raises DependencyUnavailable.
+    """
+    from kafka import TopicPartition
+
+    from services.settings.broker_log import BrokerLog
+    from services.settings.kafka_clients import broker_as_dependency, open_reader
+    from services.settings.kafka_topics import create_missing, wanted_topic
+    from services.stream.impressions.worker import IMPRESSIONS_GROUP
+
+    name, until_s = settings.impressions_topic, time.monotonic() + _IMPRESSIONS_S
+    with ExitStack() as clients, broker_as_dependency():
+        admin, consumer = open_reader(settings.kafka_address, clients, fetch_max_wait_ms=50, max_poll_records=1)
+        create_missing(admin, [wanted_topic(settings, name)])
+        log = BrokerLog(consumer, name)
+        for place in [TopicPartition(name, number) for number in range(settings.topic_partitions)]:
+            end = log.end(place.partition)
+            while log.begin(place.partition) < end > _committed(admin, IMPRESSIONS_GROUP, place):
+                if time.monotonic() > until_s:
+                    return False
+                time.sleep(_LOOK_S)
+    return True
+
+
+def _committed(admin: Any, group: str, place: Any) -> int:
+    """Return the offset that a group has committed for a partition; negative without one. Raises KafkaError."""
+    return int(admin.list_group_offsets({group: [place]})[group][place].offset)
 
 
 def scan(settings: "Settings", tenant: str) -> Found:

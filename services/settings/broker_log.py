@@ -51,6 +51,13 @@ class BrokerLog:
             (begin,) = self._consumer.beginning_offsets([self._place(partition)], timeout_ms=_REQUEST_MS).values()
         return int(begin)
 
+    def end(self, partition: int) -> int:
+        """Return the offset after the newest record, which the embedded broker reports only to a fetch."""
+        topic_partition = self._place(partition)
+        with broker_as_dependency():
+            (end,) = self._consumer.end_offsets([topic_partition], timeout_ms=_REQUEST_MS).values()
+            return max(int(end), self._fetched_end(topic_partition, int(end)))
+
     def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
         """Return how far this can be the log that was read up to `offset`, by its end and its leader epochs.
 

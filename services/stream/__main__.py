@@ -42,7 +42,7 @@ from services.stream.background import DEFAULT_PACE, Pace, Timer
 from services.stream.decode import LoggedImpression
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
 from services.stream.erasure.eraser import Eraser, ErasingFiles
-from services.stream.impressions.worker import ImpressionWorker
+from services.stream.impressions.worker import IMPRESSIONS_GROUP, ImpressionWorker
 from services.stream.log.kinds import IMPRESSIONS
 from services.stream.log.offline_log import OfflineLog
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
@@ -52,7 +52,7 @@ from services.stream.worker import StreamWorker
 
 _log = structlog.get_logger()
 
-GROUP, IMPRESSIONS_GROUP = "tailrace-stream", "tailrace-impressions"
+GROUP = "tailrace-stream"
 _IMPRESSION_WAITS = FetchWaits(busy_ms=200, quiet_ms=500, untouched_ms=1_000)
 """Gateways send impressions five times a second, and no caller waits for them."""
 _SNAPSHOT_EVERY_S = 10.0

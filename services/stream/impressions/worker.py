@@ -29,6 +29,8 @@ from services.stream.impressions.memory import remember
 from services.stream.log.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
 
+IMPRESSIONS_GROUP = "tailrace-impressions"
+"""The consumer group of the committed offsets."""
 _POLL_MS = 200
 _MAX_TRIES = 10
 _BATCH_EVENTS = 1_000

@@ -29,12 +29,14 @@ from services.errors import DependencyUnavailable
 from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
 from services.features.schema import USER_HISTORY, LogPosition, PrecomputedRow
+from services.features.shown import ShownWriter
 from services.features.user_data import UserStore
 from services.features.writer import FeatureWriter
 from services.settings.settings import inherited_environment
 from services.stream.decode import LoggedErasure
 from services.stream.export import UserExport
 from services.stream.log.ledger import ErasureLedger
+from tests.integration.stream.test_impressions import impression, show
 from tests.support.servers import HOST
 from tests.support.stream.stream_rig import Rig, click, erasure
 from tests.support.stream.topics import read_topic
@@ -145,6 +147,27 @@ def test_a_tenant_is_not_deleted_while_its_events_are_not_applied(rig: Rig) -> N
 
     assert not output.path.exists()
     assert not while_waiting
+    assert traces_of(settings, "acme\x1f") == []
+
+
+def test_a_tenant_is_not_deleted_while_its_impressions_are_not_applied(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user known only by an impression that the worker has not read yet is found before the deletion is done."""
+    monkeypatch.setattr("services.features.ownership.LEASE_MS", 600_000)
+    monkeypatch.setattr("infra.cli.tenant_deletion._IMPRESSIONS_S", 1.0)
+    settings, owner = rig.settings, ShownWriter(rig.features)
+    for partition in range(settings.topic_partitions):
+        owner.partitions.claim(partition)  # so that the worker does not apply impressions
+    show(rig, impression(1, scoped("acme", "seen")))
+    rig.start_worker()
+    wait_for(lambda: delete_data(settings, "acme") or not scan(settings, "acme").entries["open erasures"], 60.0)
+    while_waiting = delete_data(settings, "acme")
+    owner.close()
+    wait_for(lambda: delete_data(settings, "acme"), 120.0, "the deletion")
+    rig.stop_worker()
+
+    assert while_waiting is None
     assert traces_of(settings, "acme\x1f") == []
 
 
