@@ -110,7 +110,10 @@ class StatedItemBody(ItemStateBody, frozen=True, kw_only=True):
 
 
 class ItemEntry(Custom):
-    """An entry of many items, which is checked and rejected individually: its id (empty if missing) and its fields."""
+    """An entry of many items, which is checked and rejected individually: its id (empty if missing) and its fields.
+
+    An id that is not a string stays among the fields, which `item_from` rejects.
+    """
 
     __slots__ = ("draft",)
 
@@ -122,9 +125,10 @@ class ItemEntry(Custom):
         """Return the entry of an object. Raises InvalidField."""
         if not isinstance(plain, dict):
             raise InvalidField("", "not an object", "send one JSON object per item")
-        item_id = plain.get("item_id")
-        fields = {name: value for name, value in plain.items() if name != "item_id"}
-        return cls(item_id if isinstance(item_id, str) else "", fields)
+        item_id = plain.get("item_id", "")
+        if not isinstance(item_id, str):
+            return cls("", plain)
+        return cls(item_id, {name: value for name, value in plain.items() if name != "item_id"})
 
     @classmethod
     def forms(cls) -> tuple[type[Any], ...]:
@@ -276,6 +280,8 @@ def item_from(item_id: str, fields: Mapping[str, Any]) -> ItemState:
 
     Raises InvalidRequest naming the unknown, mistyped or bad field.
     """
+    if not item_id and "item_id" in fields:
+        raise InvalidField("item_id", "not a string", "send a string")
     check_id("item_id", item_id)
     sent = convert(ItemStateBody, fields)
     stated = {name: value for name in FIELDS if (value := getattr(sent, name)) is not None}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.contracts.items import RESERVED_NAMES, decode_item, item_from
+from services.contracts.items import RESERVED_NAMES, PutItemsBody, decode_item, item_from
+from services.contracts.message import convert
 from services.errors import InvalidRequest
 
 WORDS = st.text(
@@ -116,3 +117,18 @@ def test_a_record_that_cannot_be_read_is_named(key: bytes | None, value: bytes, 
     with pytest.raises(InvalidRequest, check=lambda error: error.field == field):
         decode_item(key, value)
     assert decode_item(b"i1", None) == ("i1", None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [({"item_id": 5}, "not a string"), ({"item_id": None}, "not a string"), ({"item_id": ""}, "empty"), ({}, "empty")],
+)
+def test_an_id_that_is_no_string_is_named_as_such(entry: dict[str, Any], problem: str) -> None:
+    """Numeric ids are a common mistake; only this entry of the request is rejected."""
+    sent = convert(PutItemsBody, {"items": [entry | {"title": "A"}, {"item_id": "b"}]})
+
+    with pytest.raises(InvalidRequest) as refused:
+        item_from(*sent.drafts[0])
+
+    assert (refused.value.field, refused.value.problem) == ("item_id", problem)
+    assert item_from(*sent.drafts[1]).item_id == "b"
