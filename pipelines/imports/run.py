@@ -27,6 +27,10 @@ _DAY_MS = 86_400_000
 ERASED = "{n} from before the erasure of their user are not imported"
 LEFT = "{n} of an earlier import are not in the table and stay live; --delete-missing deletes them"
 DELETED = "{n} of an earlier import are not in the table and are deleted"
+KEPT = (
+    "{n} of an earlier import are not in the table and stay live, because rows are set aside; mend the rows, then "
+    "--delete-missing deletes them"
+)
 LOST = "{n} of an earlier import were lost with the broker and are sent again"
 Send = Callable[[Sequence[tuple[bytes, bytes | None]]], None]
 """Sends keys and values; None deletes an item."""
@@ -67,13 +71,16 @@ def import_items(
 ) -> tuple[ImportResult, Findings]:
     """Import items; return outcome and findings. Raises DataError, ConfigError, DependencyUnavailable.
 
-    `delivered_file` records the items of this source. Items that have left it are noted, or deleted on request.
+    `delivered_file` records the items of this source. Items that have left it are noted, or deleted on request unless a
+    row is set aside, which may be theirs.
     """
     table = open_items(run.path, run.options)
     items = table.read().drop("text")
     before, now = Delivered.read(delivered_file), frozenset(items["item_id"])
     missing, lost = before.missing(now, catalogue), before.lost(catalogue)
-    table.findings.note(DELETED if delete_missing else LEFT, len(missing), missing[0] if missing else "")
+    deletes = delete_missing and not table.findings.num_set_aside
+    what = DELETED if deletes else KEPT if delete_missing else LEFT
+    table.findings.note(what, len(missing), missing[0] if missing else "")
     Delivered(before.item_ids | now, before.topic_id or catalogue.topic_id).write(delivered_file)
 
     def deliver(batch: pl.DataFrame) -> None:
@@ -84,9 +91,9 @@ def import_items(
     table.findings.note(LOST, again.height, again["item_id"][0] if again.height else "")
     for batch in again.iter_slices(BATCH_ROWS):
         deliver(batch)
-    if delete_missing:
+    if deletes:
         run.send([(item_id.encode(), None) for item_id in missing])
-    Delivered(now if delete_missing else before.item_ids | now, catalogue.topic_id).write(delivered_file)
+    Delivered(now if deletes else before.item_ids | now, catalogue.topic_id).write(delivered_file)
     return outcome, table.findings
 
 

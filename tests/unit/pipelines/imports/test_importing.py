@@ -127,6 +127,19 @@ def test_items_that_left_the_source_are_noted_and_deleted_on_request(tmp_path: P
     assert shop.notes == ""
 
 
+def test_an_item_whose_row_is_set_aside_is_not_deleted(tmp_path: Path) -> None:
+    """A damaged row may be that of any missing item; once it is mended, the items that left are deleted."""
+    shop = Shop(tmp_path)
+    shop.run(table(5))
+    shop.run([*table(3), {"item_id": "i3\x00", "title": "Item 3"}], delete_missing=True)
+    kept, notes = shop.live_ids, shop.notes
+    shop.run(table(4), delete_missing=True)
+
+    assert kept == {"i0", "i1", "i2", "i3", "i4"}
+    assert "2 of an earlier import are not in the table and stay live, because rows are set aside" in notes
+    assert shop.live_ids == {"i0", "i1", "i2", "i3"}
+
+
 def test_items_that_were_lost_with_their_topic_are_sent_again(tmp_path: Path) -> None:
     """A state that the new topic or the snapshot has is kept: it may be newer than the source."""
     shop = Shop(tmp_path)
