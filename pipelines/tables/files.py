@@ -7,6 +7,7 @@ from typing import Protocol
 
 import polars as pl
 
+from models.files import stamp_of
 from pipelines.tables.columnar import Columnar
 from pipelines.tables.delimited import Delimited, RowBatch, read_dialect
 from pipelines.tables.encoding import head_of
@@ -50,26 +51,44 @@ class Table:
         has_header: Whether the names come from the file.
     """
 
-    def __init__(self, path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool]) -> None:
+    def __init__(
+        self, path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool], *, may_grow: bool = False
+    ) -> None:
+        """Read the file's first rows. `may_grow`: rows may be appended to it meanwhile.
+
+        Raises DataError for an unreadable file, ConfigError for a header of another length.
+        """
         self.name = path.name
+        self._path, self._may_grow = path, may_grow
         self.first: tuple[str, ...] = ()
         self.second: tuple[str, ...] = ()
         self.sequences: frozenset[str] = frozenset()
         self.has_header, self.is_exact = True, False
         check_file(path)
+        self._stamp = stamp_of(path)
         self._rows, self.columns = self._open(path, header, is_known)
         self._keeps = path.stat().st_size <= _CACHED_BYTES
         self._kept: list[RowBatch] | None = None
 
     def batches(self) -> Iterator[RowBatch]:
-        """Yield all rows, always from the first. Raises DataError for a truncated file."""
+        """Yield all rows, always from the first. Raises DataError for a truncated file, and for one that changes."""
         if self._kept is not None:
             yield from self._kept
         elif self._keeps:
-            self._kept = [*self._rows]
+            rows = [*self._rows]
+            self._check_unchanged()
+            self._kept = rows
             yield from self._kept
         else:
             yield from self._rows
+            self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        """Raise DataError if the file was replaced or rewritten since it was opened."""
+        now, before = stamp_of(self._path), self._stamp
+        has_grown = now is not None and before is not None and now[0] == before[0] and now[2] > before[2]
+        if now != before and not (self._may_grow and has_grown):
+            raise DataError("", f"{self.name} changed while it was read; import it again", "a file written to its end")
 
     def _open(
         self, path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool]

@@ -30,8 +30,8 @@ _ASIDE: dict[str, pl.DataType] = {"row": pl.Int64(), "reason": pl.String()}
 
 
 def open_table(path: Path, kind: str, options: TableOptions) -> Table:
-    """Open a file. Raises DataError for an unreadable file, ConfigError for a header of another length."""
-    return Table(path, options.headers.get(kind), is_known)
+    """Open a file of this kind, events or items. Raises as `Table`."""
+    return Table(path, options.headers.get(kind), is_known, may_grow=kind == "events")
 
 
 class EventTable:

@@ -762,3 +762,25 @@ def test_an_item_id_is_that_of_the_items(tmp_path: Path) -> None:
             continue
         with pytest.raises(DataError, match=r"cable.*ids such as '2\.0', '3\.1'"):
             events.read(known)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of two files would be one table, and items of a half-written file would count as missing.
+
+    Only events may be appended meanwhile.
+    """
+    monkeypatch.setattr("pipelines.tables.files._CACHED_BYTES", 0)
+    path, new = tmp_path / "t.csv", tmp_path / "new.csv"
+    path.write_text("item_id,user_id,event_time\na,u,2026-01-01\nb,u,2026-01-01\n")
+    grown, replaced, appended = (open_table(path, kind, PLAIN) for kind in ("items", "events", "events"))
+    with path.open("a") as out:
+        out.write("c,u,2026-01-01\n")
+    num_events = sum(batch.frame.height for batch in appended.batches())
+    with pytest.raises(DataError, match=r"t\.csv changed while it was read; import it again"):
+        list(grown.batches())
+    new.write_bytes(path.read_bytes() + b"d,u,2026-01-01\n")
+    new.rename(path)
+    with pytest.raises(DataError, match="changed while it was read"):
+        list(replaced.batches())
+
+    assert num_events == 3
