@@ -76,12 +76,23 @@ def read_snapshot(path: Path, items: LiveItems) -> Positions | None:
             file = _path_of(path, check_tenant(tenant))
             _read(file, items.of(tenant))
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        raise EnvironmentFault(
-            f"{file}: damaged snapshot of items; restore it, or remove {path} to begin without items"
-        ) from error
+        raise _damaged(file, path) from error
     finally:
         pa.default_memory_pool().release_unused()
     return positions
+
+
+def check_snapshot(path: Path) -> None:
+    """Raise EnvironmentFault for a damaged file. Reads no states."""
+    for file in (path, *_tenant_files(path)) if path.exists() else ():
+        try:
+            _whole(file)
+        except OSError as error:
+            raise _damaged(file, path) from error
+
+
+def _damaged(file: Path, path: Path) -> EnvironmentFault:
+    return EnvironmentFault(f"{file}: damaged snapshot of items; restore it, or remove {path} to begin without items")
 
 
 def _read(path: Path, items: LiveItems) -> Mapping[bytes, bytes]:

@@ -63,6 +63,10 @@ def run_stack(
         if num_hit := end_leftovers(settings.state_dir):
             report(f"killed {num_hit} processes that an earlier crash left behind")
         check_access(settings)
+        if settings.items_snapshot.exists():
+            from services.items.snapshot import check_snapshot
+
+            check_snapshot(settings.items_snapshot)  # the embedded broker's new topic does not replace it
         settings = with_free_ports(settings, stack_file.ports())
         parts = parts_of(settings)
         ports = [port for part in parts for port in part.ports]
