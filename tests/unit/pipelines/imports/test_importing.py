@@ -17,9 +17,9 @@ from pipelines.imports.run import ERASED, ImportRun, import_events, import_items
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN
 from services.contracts.erasure import Erasure
-from services.contracts.events import decode_interaction
+from services.contracts.events import Interaction, decode_interaction
 from services.contracts.items import ItemState, decode_item
-from services.errors import DataError, DependencyUnavailable
+from services.errors import ConfigError, DataError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.items.live_items import LiveItems
 from services.stream.decode import LoggedErasure
@@ -223,6 +223,31 @@ def test_events_of_another_time_are_set_aside_or_kept_for_the_pipeline(tmp_path:
 
     assert results == {"without": (["a"], {"too old": [3], "in the ": [4]}), "with": (["a"], {"in the ": [4]})}
     assert old.finish() == 1
+
+
+def test_old_events_of_two_users_with_the_same_id_are_both_kept(tmp_path: Path) -> None:
+    """An event id counts once for each user, as in the stream; a batch of other users is another batch."""
+    old = OldEvents(tmp_path / "old.parquet")
+    for user_id in ("u", "v", "u"):
+        old.add([Interaction(event_id="1", user_id=user_id, item_id="a", event_time_ms=7, accepted_time_ms=8)])
+
+    assert old.finish() == 2
+    assert sorted(pl.read_parquet(tmp_path / "old.parquet")["user_id"]) == ["u", "v"]
+    assert OldEvents(tmp_path / "old.parquet").finish() == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_file_that_no_import_wrote_is_not_replaced_by_old_events(tmp_path: Path, kind: str) -> None:
+    """The source named as --table would lose all rows but one, because they have no event ids."""
+    path, rows = tmp_path / "clicks", pl.DataFrame({"user_id": ["u", "u"], "item_id": ["a", "b"], "event_time": [1, 2]})
+    rows.write_parquet(path) if kind == "parquet" else rows.write_csv(path)
+    before = path.read_bytes()
+
+    with pytest.raises(
+        ConfigError, match=r"--table: .*clicks is not the table of an earlier import; give another file"
+    ):
+        OldEvents(path)
+    assert path.read_bytes() == before
 
 
 def test_an_erased_users_earlier_events_are_not_imported_again(tmp_path: Path) -> None:
