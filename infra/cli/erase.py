@@ -35,7 +35,7 @@ def erase(
 
     from pipelines.publication.user_lists import read_user_ids
 
-    check_output(out=out_file)
+    check_output(users, out=out_file)
     settings = running_settings()
     user_ids = [*dict.fromkeys(read_user_ids(users))]
     _check(user_ids)

@@ -97,7 +97,7 @@ def events(
     from pipelines.imports.old_events import OldEvents
     from pipelines.imports.run import import_events
 
-    check_output(table=table)
+    check_output(Path(source), table=table)
     settings = running_settings()
     options = columns.parsed("events")
     old = None if table is None else OldEvents(table)

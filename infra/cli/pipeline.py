@@ -98,7 +98,7 @@ def recommend(
     options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=excluded, with_seen=seen)
     if histories not in ("store", "offline"):
         raise ConfigError(f"--histories: {histories!r} is unknown; give store or offline")
-    check_output(out=out_file)
+    check_output(users, exclude_file, out=out_file)
     _write_user_lists(running_settings(), users, out_file, options, is_offline=histories == "offline")
 
 

@@ -58,8 +58,8 @@ def profile(
     from pipelines.profiler.timeline import as_html
     from pipelines.profiler.trace import read_traces
 
-    check_output(json=json_out, html=html, png=png, keep=keep)
     subject, files = _parse(words or [], trace or [])
+    check_output(*files, json=json_out, html=html, png=png, keep=keep)
     with TemporaryDirectory() as scratch:
         if not files:
             files = [keep or Path(scratch) / f"{subject}.json"]

@@ -47,8 +47,8 @@ def absolute_settings() -> "Settings":
     return settings.model_copy(update={name: path.absolute() for name, path in paths.items()})
 
 
-def check_output(**paths: Path | None) -> None:
-    """Reject files that cannot be made, before anything is computed, by option. Raises ConfigError."""
+def check_output(*inputs: Path | None, **paths: Path | None) -> None:
+    """Reject files that cannot be made or are inputs, before anything is computed, by option. Raises ConfigError."""
     for option, path in paths.items():
         if path is None:
             continue
@@ -56,6 +56,8 @@ def check_output(**paths: Path | None) -> None:
             raise ConfigError(f"--{option}: {path} is a folder; give a file")
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"--{option}: no folder {path.parent}; make it, or give another file")
+        if path.exists() and any(given is not None and given.exists() and path.samefile(given) for given in inputs):
+            raise ConfigError(f"--{option}: {path} is also an input, which would be overwritten; give another file")
 
 
 @contextmanager

@@ -106,3 +106,25 @@ def test_a_device_is_not_read_as_a_file_of_erasures() -> None:
     """Reading it would never end."""
     with pytest.raises(ConfigError, match="--out: /dev/full is not a file; give a file"):
         read_accepted(Path("/dev/full"))
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["recommend", "--users", "{file}", "--out", "{link}"], "--out"),
+        (["recommend", "--users", "/dev/null", "--exclude-file", "{file}", "--out", "{file}"], "--out"),
+        (["erase", "--users", "{file}", "--out", "{file}"], "--out"),
+        (["import", "events", "{file}", "--table", "{file}"], "--table"),
+        (["profile", "--trace", "{file}", "--json", "{file}"], "--json"),
+    ],
+)
+def test_an_input_is_not_overwritten(tailrace: Run, tmp_path: Path, command: list[str], option: str) -> None:
+    """The output's option is named before anything is read, also if it is a link to the input."""
+    (file := tmp_path / "given").write_text("u1\n")
+    (link := tmp_path / "link").symlink_to(file)
+    refused = tailrace(*(word.format(file=file, link=link) for word in command), state_dir=str(tmp_path / "state"))
+
+    assert refused.code == 1
+    assert f"{option}: " in refused.err
+    assert "is also an input, which would be overwritten; give another file" in " ".join(refused.err.split())
+    assert file.read_text() == "u1\n"
