@@ -1,6 +1,7 @@
 """`tailrace import`: a shop's tables into the live catalogue and the event log, and recommenders trained elsewhere.
 
-pipelines.tables reads the tables; pipelines.imports resumes imports.
+pipelines.tables reads the tables; pipelines.imports resumes imports. One import of a state folder runs at a time, since
+imports share scratch files.
 """
 
 import shutil
@@ -64,12 +65,13 @@ def items(
     from pipelines.imports.run import import_items, open_items
     from pipelines.imports.sources import name_of
     from pipelines.publication.new_items import read_live_catalogue
+    from pipelines.runner.run_lock import run_lock
     from services.observability.log_lines import configure_logging
 
     configure_logging("warning", "import")
     settings = running_settings()
     options = tables.parsed("items")
-    with audited(settings.state_dir, "import items"):
+    with audited(settings.state_dir, "import items"), run_lock(settings.state_dir / "imports", out):
         path = _fetched(settings, source, query)
         if first_bundle:
             _publish_first(settings, open_items(path, options))
@@ -78,7 +80,8 @@ def items(
             run = _run(settings, ("items", source, query, (options,)), path, send, status, again=again)
             delivered = progress_file(settings.state_dir / "imports", "delivered", name_of(source, query), "")
             outcome, findings = import_items(run, delivered, catalogue, delete_missing=delete_missing)
-    _report(settings, outcome, findings)
+        _clean(settings)
+    _report(outcome, findings)
 
 
 @import_app.command()
@@ -96,19 +99,22 @@ def events(
     """Import events into the stream, in order of time; events older than 29 days go to a table for the pipeline."""
     from pipelines.imports.old_events import OldEvents
     from pipelines.imports.run import import_events
+    from pipelines.runner.run_lock import run_lock
 
     check_output(Path(source), table=table)
     settings = running_settings()
     options = columns.parsed("events")
-    old = None if table is None else OldEvents(table)
-    with audited(settings.state_dir, "import events"):
+    with audited(settings.state_dir, "import events"), run_lock(settings.state_dir / "imports", out):
+        old = None if table is None else OldEvents(table)
         path = _fetched(settings, source, query)
         with topic_sender(settings, settings.interactions_topic) as send, out.status("events: reading") as status:
             about = "events", source, query, (options, str(table or ""))
             run = _run(settings, about, path, send, status, again=again)
             outcome, findings = import_events(run, old, time.time_ns() // 1_000_000)
-    _report(settings, outcome, findings)
-    if old is not None and (num_old := old.finish()):
+        num_old = 0 if old is None else old.finish()
+        _clean(settings)
+    _report(outcome, findings)
+    if num_old:
         out.print(
             f"{table} holds {num_old} events; train on them with `tailrace pipeline --events {table}`", markup=False
         )
@@ -166,8 +172,11 @@ def _run(
     )
 
 
-def _report(settings: "Settings", done: "ImportResult", findings: "Findings") -> None:
+def _clean(settings: "Settings") -> None:
     shutil.rmtree(settings.state_dir / "imports" / "downloads", ignore_errors=True)
+
+
+def _report(done: "ImportResult", findings: "Findings") -> None:
     for sentence in findings.sentences():
         out.print(sentence, markup=False)
     began = "the source changed, so all of its rows were imported; " if done.is_again else ""

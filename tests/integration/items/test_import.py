@@ -17,6 +17,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from pipelines.imports.importing import BATCH_ROWS
 from pipelines.imports.sources import local_file
+from pipelines.runner.run_lock import run_lock_if_free
 from pipelines.tables.files import Table
 from services.errors import ConfigError, DataError, EnvironmentFault
 from services.settings.settings import Settings, inherited_environment
@@ -169,6 +170,25 @@ def test_commands_refuse_items_that_are_known_in_part(shop: Shop, tmp_path: Path
         assert (ended.returncode, fix in " ".join(ended.stderr.split())) == (1, True), ended.stdout + ended.stderr
     assert recorded == []
     assert done.stdout.endswith("items: 120 rows\n"), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["items", "events"])
+def test_an_import_waits_for_another_import(shop: Shop, tmp_path: Path, kind: str) -> None:
+    """Imports share scratch files: a second import would send the other table's rows, or none."""
+    path, imports = tmp_path / "table.jsonl", shop.settings.state_dir / "imports"
+    path.write_text(json.dumps({"user_id": "u", "item_id": "sku-001", "event_time": int(time.time())}))
+    command = [sys.executable, "-m", "infra.cli.main", "import", kind, str(path)]
+    environment = {**inherited_environment(), **shop.settings.as_environment(), "COLUMNS": "300"}
+    with run_lock_if_free(imports) as is_free:
+        second = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert second.stdout is not None
+        waiting, files = second.stdout.readline(), [*imports.glob("*.json")]
+    finished = second.stdout.read()
+    second.stdout.close()
+
+    assert is_free
+    assert (waiting, files) == (f"waiting for another run in {imports}\n", [])
+    assert (second.wait(60), finished.endswith(f"{kind}: 1 rows\n")) == (0, True), finished
 
 
 def test_rows_of_sqlite_are_as_they_were_written(tmp_path: Path) -> None:
