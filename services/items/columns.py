@@ -83,6 +83,22 @@ class TextColumn:
             self.changes.append((self.revision + 1, index))
             self.revision += 1
 
+    def set_all(self, rows: np.ndarray, codes: np.ndarray) -> None:
+        """Set the codes of distinct items at once."""
+        before = self.codes[rows]
+        self.num_set += int(np.count_nonzero(codes)) - int(np.count_nonzero(before))
+        self.codes[rows] = codes
+        _note_changes(self, rows[before != codes])
+
+    def codes_from(self, other: "TextColumn", rows: np.ndarray) -> np.ndarray:
+        """Return the codes, (num_rows,) int32, that this column has for another column's texts of these items."""
+        codes: np.ndarray = other.codes[rows]
+        if other.values is self.values:
+            return codes
+        used, at = np.unique(codes, return_inverse=True)
+        own: np.ndarray = np.array([self.code(other.values[code]) for code in used.tolist()], dtype=np.int32)
+        return own[at]
+
     def code(self, texts: tuple[str, ...]) -> int:
         """Return the code of these texts in `values`; new texts are added."""
         code = self.code_of.get(texts)
@@ -137,6 +153,14 @@ class NumberColumn:
             self.changes.append((self.revision + 1, index))
             self.revision += 1
 
+    def set_all(self, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Set the numbers of distinct items at once."""
+        before = self.numbers[rows]
+        was_set, is_set = ~np.isnan(before), ~np.isnan(numbers)
+        self.num_set += int(is_set.sum()) - int(was_set.sum())
+        self.numbers[rows] = numbers
+        _note_changes(self, rows[(before != numbers) & (was_set | is_set)])
+
     def count(self) -> None:
         """Count the items that have a number, after cells were written directly."""
         self.num_set = int(np.count_nonzero(~np.isnan(self.numbers)))
@@ -162,6 +186,13 @@ class FlagColumn:
             self.flags[index] = cell
             self.changes.append((self.revision + 1, index))
             self.revision += 1
+
+    def set_all(self, rows: np.ndarray, flags: np.ndarray) -> None:
+        """Set the flags of distinct items at once, as cells."""
+        before = self.flags[rows]
+        self.num_set += int((flags >= 0).sum()) - int((before >= 0).sum())
+        self.flags[rows] = flags
+        _note_changes(self, rows[before != flags])
 
     def count(self) -> None:
         """Count the items that have a flag, after cells were written directly."""
@@ -221,6 +252,12 @@ class ItemColumns:
             {name: column.grown(num_items) for name, column in self.numbers.items()},
             {name: column.grown(num_items) for name, column in self.flags.items()},
         )
+
+
+def _note_changes(column: TextColumn | NumberColumn | FlagColumn, rows: np.ndarray) -> None:
+    for index in rows.tolist():
+        column.changes.append((column.revision + 1, index))
+        column.revision += 1
 
 
 def _grown(cells: np.ndarray, num_items: int, fill: float) -> np.ndarray:

@@ -286,6 +286,49 @@ class ItemLayout:
         self._free()
         return num_given - len(given.attributes)
 
+    def copy(self, other: "ItemLayout", item_ids: Sequence[str]) -> None:
+        """Put the states that another layout of the same catalogue of states has of these distinct items.
+
+        Costs a tenth of `put` for many items.
+        """
+        num_before, theirs, own = self.num_named, other.places(item_ids), self.places(item_ids)
+        titles, categories = list(map(self.title, own.tolist())), self.columns.texts["categories"].codes[own]
+        self._copy_columns(other.columns, theirs, own, other.status[theirs])
+        for their, index in zip(theirs.tolist(), own.tolist(), strict=True):
+            if (title := other.stated_titles.get(their)) is None:
+                self.stated_titles.pop(index, None)
+            else:
+                self.stated_titles[index] = title
+        is_reworded = (own >= num_before) | (self.columns.texts["categories"].codes[own] != categories)
+        is_reworded |= [self.title(index) != title for index, title in zip(own.tolist(), titles, strict=True)]
+        self.words_revision += int((is_reworded & (own >= self.num_known)).sum())
+        self.reworded_revision += int((is_reworded & (own < self.num_known)).sum())
+        self.status[own] = other.status[theirs]
+        available = other.columns.available[theirs]
+        self.revision += int((self.columns.available[own] != available).sum())
+        self.columns.available[own] = available
+        self._free()
+
+    def _copy_columns(self, other: ItemColumns, theirs: np.ndarray, own: np.ndarray, status: np.ndarray) -> None:
+        """Copy the attributes of items at other indices; items without stated categories have the bundle's."""
+        columns = self.columns
+        for name in columns.texts.keys() | other.texts.keys():
+            texts, codes = columns.text(name), np.zeros(len(own), dtype=np.int32)
+            if name not in _OWN_TEXTS:
+                codes = texts.codes_from(other.texts[name], theirs) if name in other.texts else codes
+            else:
+                has_own, is_known = (status & HAS_CATEGORIES) > 0, own < self.num_known
+                codes[has_own] = texts.codes_from(other.texts[name], theirs[has_own])
+                of_bundle = ~has_own & is_known
+                codes[of_bundle] = texts.all_codes([self.catalogue.categories[at] for at in own[of_bundle].tolist()])
+            texts.set_all(own, codes)
+        for name in (columns.numbers.keys() | other.numbers.keys()) - {"popularity"}:
+            missing = np.full(len(own), np.nan)
+            columns.number(name).set_all(own, other.numbers[name].numbers[theirs] if name in other.numbers else missing)
+        for name in columns.flags.keys() | other.flags.keys():
+            unset = np.full(len(own), -1, dtype=np.int8)
+            columns.flag(name).set_all(own, other.flags[name].flags[theirs] if name in other.flags else unset)
+
     def _free(self) -> None:
         """Drop columns without values and texts without items, both in new tables."""
         columns = self.columns

@@ -24,8 +24,10 @@ from services.items.layout import DELETED, HIDDEN, NO_CATALOGUE, ItemLayout
 
 T = TypeVar("T")
 
-_NUM_AT_ONCE = 50
+_NUM_AT_ONCE = 100
 """Changes that are applied to all layouts before another thread may use them."""
+_MANY = 8
+"""So many changes are copied from one layout to the others: their columns change at once."""
 
 Change = tuple[str, ItemState | None]
 """An item's id, scoped to its tenant, and its new state; None: it is deleted, or the tenant's whole catalogue is."""
@@ -147,13 +149,17 @@ class LiveItems:
 
     def _apply_some(self, changes: Sequence[Change]) -> int:
         now_ms = self._now_ms()
-        changed = {item_id for item_id, _ in changes}
+        changed = dict.fromkeys(item_id for item_id, _ in changes)
         with self._lock:
-            num_left_out = max(
-                sum(layout.put(item_id, state, now_ms) for item_id, state in changes) for layout in self._in_use
-            )
+            num_left_out = sum(self.layout.put(item_id, state, now_ms) for item_id, state in changes)
+            for layout in self._in_use:
+                if layout is not self.layout and len(changes) >= _MANY:
+                    layout.copy(self.layout, list(changed))
+                elif layout is not self.layout:
+                    for item_id, state in changes:
+                        layout.put(item_id, state, now_ms)
             for layout in self._closed:
-                if own := layout.catalogue.index_of.keys() & changed:
+                if own := layout.catalogue.index_of.keys() & changed.keys():
                     for item_id, state in changes:
                         if item_id in own:
                             layout.put(item_id, state, now_ms)

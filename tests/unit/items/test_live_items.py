@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from models.catalogue import Catalogue
+from services.contracts.filters import Condition, OneOf
 from services.contracts.items import MAX_NAMES, ItemState
 from services.errors import EnvironmentFault, InvalidRequest
 from services.items import snapshot
+from services.items.expression import Expressions
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
@@ -25,6 +27,7 @@ NAMES = ("colour", "size")
 TEXTS = st.sampled_from(["red", "blue", "l"])
 VALUES = st.one_of(TEXTS, st.just(("red", "l")), st.sampled_from([0.0, 2.5]), st.booleans())
 POSITIONS = {0: Mark(7, leader_epoch=3, last=(6, "d")), 1: Mark(2)}
+RED = Condition.of("colour", OneOf(("red",)))
 TIMES = st.none() | st.integers(NOW_MS - 3, NOW_MS + 12)
 
 
@@ -63,13 +66,14 @@ class LiveCatalogue(RuleBasedStateMachine):
         self.items = LiveItems(lambda: self.now_ms / 1_000)
         self.layouts: list[ItemLayout] = []
         self.closed: list[ItemLayout] = []
+        self.expressions: dict[ItemLayout, Expressions] = {}
         self.stated: dict[str, ItemState | None] = {}
 
     @initialize()
     def begin(self) -> None:
         self.layouts = [self.items.lay(catalogue_of(IDS[:3], "x"))]
 
-    @rule(given=st.lists(states(), max_size=4))
+    @rule(given=st.lists(states(), max_size=4) | st.lists(states(), min_size=8, max_size=12))
     def put(self, given: list[ItemState]) -> None:
         """Apply states."""
         self.items.apply((state.item_id, state) for state in given)
@@ -129,6 +133,18 @@ class LiveCatalogue(RuleBasedStateMachine):
             for item_id in own:
                 self.check(layout, item_id)
             assert int(layout.columns.available.sum()) == sum(self.is_shown(layout, item_id) for item_id in own)
+
+    @invariant()
+    def every_mask_follows_the_dict(self) -> None:
+        """Compiled expressions, which are updated where cells changed, match the attributes of the dict's states."""
+        for layout in (*self.layouts, *self.closed):
+            mask = self.expressions.setdefault(layout, Expressions(layout)).mask(RED)
+            for item_id in (layout.item_id(index) for index in range(layout.num_named)):
+                stated = self.stated.get(item_id)
+                colour = None if stated is None else stated.attributes.get("colour")
+                assert mask[layout.index(item_id)] == (
+                    colour == "red" or (isinstance(colour, tuple) and "red" in colour)
+                )
 
     def check(self, layout: ItemLayout, item_id: str) -> None:
         """Compare one item."""
