@@ -107,6 +107,7 @@ class LogLines:
         return [line for line in self._lines[:] if line["event"] == event]
 
     def stop(self) -> None:
+        """Read all lines so far, then no more."""
         os.write(self._pipe, b"\0\n")
         self._reading.join()
         os.close(self._pipe)
