@@ -1,18 +1,19 @@
 """Many model names over an object store: one gateway, then two LLM replicas, with room for a few names, and faults.
 
     python -m benchmarks.many --json OUT [--names 1000] [--room 50] [--requests 2000] [--cycles 1000]
-                              [--rounds 5] [--part warm|gateway|replicas]
+                              [--rounds 5] [--part warm|import|gateway|replicas]
     python -m benchmarks.many simulated --json OUT
     python -m benchmarks.many adapters --json OUT
 
 The gateway runs without a broker, a feature store and an LLM, over an S3 server (SeaweedFS) that the benchmark starts
 at low priority. Its students are made up; the bundles share their files by content. `warm`: requests for names in
-memory, while others load, beside one name's, at one rate and in turn, in several rounds. `gateway`: the start with all
-names and with one; requests by Zipf's law, warm and cold; a hundred first calls of one name; memory over many loads and
-unloads; and all of it again while the store is unavailable, slow (1 s a request), damaged, or the disk is full. The
-replicas are Ray's, with small random decoders: first calls, memory and rankings over many loads and unloads, and in
-each fault a hot name, a killed replica, and a rolling restart. A part that fails is a row with its error. `simulated`
-simulates a cluster with the product's state machines.
+memory, while others load, beside one name's, at one rate and in turn, in several rounds. `import`: new items while
+names in memory are requested. `gateway`: the start with all names and with one; requests by Zipf's law, warm and cold;
+a hundred first calls of one name; memory over many loads and unloads; and all of it again while the store is
+unavailable, slow (1 s a request), damaged, or the disk is full. The replicas are Ray's, with small random decoders:
+first calls, memory and rankings over many loads and unloads, and in each fault a hot name, a killed replica, and a
+rolling restart. A part that fails is a row with its error. `simulated` simulates a cluster with the product's state
+machines.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ import structlog
 
 from benchmarks.faults.object_store import s3_server
 from benchmarks.load.command import ReportOptions, about_run, exit_on_errors, rows_on_file, run_named, write_report
-from benchmarks.many.gateway import measure
+from benchmarks.many.gateway import measure, measure_import
 from benchmarks.many.replicas import measure_replicas
 from benchmarks.many.rounds import measure_rounds
 from pipelines.declaration import Option, parsed
@@ -46,9 +47,9 @@ class ManyOptions(ReportOptions):
     requests: Annotated[int, Option("Requests by Zipf's law.")] = 2_000
     cycles: Annotated[int, Option("Loads and unloads of the memory rows.")] = 1_000
     rounds: Annotated[int, Option("Rounds of one name and many in turn.")] = 5
-    part: Annotated[Literal["all", "warm", "gateway", "replicas"], Option("Rows to measure; others stay on file.")] = (
-        "all"
-    )
+    part: Annotated[
+        Literal["all", "warm", "import", "gateway", "replicas"], Option("Rows to measure; others stay on file.")
+    ] = "all"
 
 
 def main() -> None:
@@ -64,6 +65,7 @@ async def _run(options: ManyOptions, url: str, folder: Path) -> None:
         "warm": measure_rounds(
             f"{url}/warm", folder / "rounds", options.names, options.room, options.requests, options.rounds
         ),
+        "import": measure_import(f"{url}/import", folder / "import", options.names, options.room),
         "gateway": measure(f"{url}/many", folder, options.names, options.room, options.requests, options.cycles),
         "replicas": measure_replicas(f"{url}/replicas", folder / "replicas", options.cycles),
     }

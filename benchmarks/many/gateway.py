@@ -42,7 +42,7 @@ _SETTLED_S = FORGET_S + _POLL_S
 """Without requests, no name waits to be loaded, and so displaces another, after this time."""
 _NUM_FIRST_CALLS = 100
 _NUM_FAULT_CALLS, _NUM_RESTARTED_CALLS = 100, 20
-_NUM_IMPORTED, _RECORDS_AT_ONCE, _NUM_PARTIAL, _NUM_IMPORTED_CALLS = 10_000, 500, 400, 1_000
+_NUM_IMPORTED, _RECORDS_AT_ONCE, _NUM_IMPORTED_CALLS = 10_000, 500, 1_000
 _MAX_LOOKS, _LOOK_S = 1_000, 0.1
 _MIB = 2**20
 
@@ -169,7 +169,6 @@ async def measure(
             faults = StoreFaults(url, wire, folder / "many")
             for fault in FAULTS:
                 yield await under(fault, faults, many, names, room)
-            yield await imported(many, names)
 
 
 def latency(answers: Sequence[LocalAnswer]) -> dict[str, float]:
@@ -214,23 +213,26 @@ async def first_calls(many: MeasuredPlane, name: str) -> dict[str, Any]:
     return {"row": "first calls", "calls": len(answers), "loads": many.loads()[name], **outcome(answers)}
 
 
-async def imported(many: MeasuredPlane, names: Sequence[str]) -> dict[str, Any]:
-    """Apply the records of an import of new items as fast as they come, while names in memory are requested.
+async def measure_import(url: str, folder: Path, num_names: int, room: int) -> AsyncIterator[dict[str, Any]]:
+    """Yield the row of an import: new items as fast as they can be applied, while names in memory are requested.
 
-    Before it, more names are requested than those whose popular items are kept ready.
+    Before it, all names were requested, so that the popular items of absent names are ready.
     """
-    await asyncio.sleep(_SETTLED_S)
-    await many.ask_all(names[-_NUM_PARTIAL:])
-    await asyncio.sleep(_SETTLED_S)
-    resident = list(islice(cycle(many.resident()), _NUM_IMPORTED_CALLS))
-    before = await many.ask_at(resident, RATE_RPS)
-    applying = asyncio.create_task(asyncio.to_thread(_apply_import, many.items))
-    meanwhile = await many.ask_at(resident, RATE_RPS)
-    return {"row": "import", "items": _NUM_IMPORTED, "resident": len(many.resident()), **await applying} | {
-        "p99_ms_before": latency(before)["p99_ms"],
-        "p99_ms": latency(meanwhile)["p99_ms"],
-        **outcome(meanwhile),
-    }
+    names = [f"name-{number}" for number in range(num_names)]
+    await asyncio.to_thread(folder.mkdir)
+    await asyncio.to_thread(publish_many, url, names, folder)
+    async with gateway(url, folder / "many", names, room) as many:
+        await many.ask_all(names)
+        await asyncio.sleep(_SETTLED_S)
+        resident = list(islice(cycle(many.resident()), _NUM_IMPORTED_CALLS))
+        before = await many.ask_at(resident, RATE_RPS)
+        applying = asyncio.create_task(asyncio.to_thread(_apply_import, many.items))
+        meanwhile = await many.ask_at(resident, RATE_RPS)
+        yield {"row": "import", "items": _NUM_IMPORTED, "resident": len(many.resident()), **await applying} | {
+            "p99_ms_before": latency(before)["p99_ms"],
+            "p99_ms": latency(meanwhile)["p99_ms"],
+            **outcome(meanwhile),
+        }
 
 
 def _apply_import(items: LiveItems) -> dict[str, float]:

@@ -6,25 +6,30 @@ from typing import Any
 from benchmarks.pages.table import figures, result, table
 
 _ANSWERED = "{answered:.1%}, {in_time:.1%}"
-_LOADING = "cores that loads took meanwhile | {warm[loading_cores]:.2f}"
 _FIRST_CALLS = "{first_calls[loads]} load, {first_calls[answered]:.1%}, {first_calls[in_time]:.1%}"
+_IMPORT = (
+    "import of {import[items]:,} items: CPU, p99 before, meanwhile | {import[cpu_s]:.0f} s, "
+    "{import[p99_ms_before]:.0f}, {import[p99_ms]:.0f} ms"
+)
 
 
-def _rows(part: str, *, in_faults: bool) -> list[dict[str, Any]]:
-    return [row for row in result("many")["rows"] if row["part"] == part and ("fault" in row) is in_faults]
+def _rows(*parts: str, in_faults: bool) -> list[dict[str, Any]]:
+    return [row for row in result("many")["rows"] if row["part"] in parts and ("fault" in row) is in_faults]
 
 
 def many_gateway() -> Iterator[str]:
     """One gateway with room for some of many names: starts, latency, first calls, memory over loads and unloads."""
-    rows = {row["row"]: row for row in _rows("gateway", in_faults=False)}
+    rows = {row["row"]: row for row in _rows("warm", "import", "gateway", in_faults=False)}
+    ratios = ", ".join(f"{row['p99_to_one']:.2f}" for row in rows["warm"]["rounds"])
     return figures(
-        rows["zipf"] | {"first_calls": rows["first calls"], **rows},
+        rows["zipf"] | {"first_calls": rows["first calls"], "ratios": ratios, **rows},
         "start with {start[names]:,} names, one | {start[start_s]:.2f}, {start[one_start_s]:.2f} s",
         "p99 of names in memory, of one name | {warm[warm_p99_ms]:.1f}, {warm[one_p99_ms]:.1f} ms",
-        *([_LOADING] if "loading_cores" in rows["warm"] else []),
+        "their ratio in each round | {ratios}",
         "all requests: answered, in time | " + _ANSWERED,
         "{first_calls[calls]} first calls without manifest | " + _FIRST_CALLS,
         "memory after {cycles[evictions]:,} loads and unloads | {cycles[growth]:+.1%}",
+        *([_IMPORT] if "import" in rows else []),
     )
 
 
