@@ -363,12 +363,14 @@ class Residents(Generic[Model]):
                 if self._stopped.is_set():
                     return
                 now_s = time.monotonic()
-                if now_s >= act_s:
+                if is_round := now_s >= act_s:
                     act_s = now_s + self._poll_s
                     for name in self._table.pinned:
                         self._ask_for(name)
-                    self._act()  # first: the references of `refresh` would keep idle names
-                if (due := self._turns.take(now_s)) is not None:
+                due = self._turns.take(now_s)
+                if is_round or self._table.idle_s is not None:
+                    self._act()  # before a follow, whose reference would keep an idle name
+                if due is not None:
                     self._follow(due)
 
     def _follow(self, name: str) -> None:

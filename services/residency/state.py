@@ -143,7 +143,7 @@ class ResidencyTable:
         self._budget_bytes = budget_bytes
         self._min_stay_s = min_stay_s
         self.pinned = frozenset(pinned)
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self._models: dict[str, _Model] = {}
         self._wanted: dict[str, _Wanted] = {}
         self._order = FairOrder()
@@ -407,11 +407,11 @@ class ResidencyTable:
         return {tenant for tenant, held in num_bytes.items() if held * len(num_bytes) <= (self._budget_bytes or 0)}
 
     def _drain_idle(self, now_s: float) -> None:
-        if self._idle_s is None:
+        if self.idle_s is None:
             return
         for name, model in self._models.items():
             is_idle = model.state is Residency.RESIDENT and not model.num_references
-            if is_idle and name not in self.pinned and now_s - model.used_s >= self._idle_s:
+            if is_idle and name not in self.pinned and now_s - model.used_s >= self.idle_s:
                 self._drain(name, Eviction.IDLE, now_s)
 
     def _drain(self, name: str, why: Eviction, now_s: float) -> None:
