@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 _NUM_READING = _NUM_LEARNING = 8
 """Threads that read manifests: for requests, and in the background. A read takes a second in a slow store."""
-_MAX_PARTIAL = 1_000
+_MAX_PARTIAL = 300
 """Names whose popular items are kept ready to answer, at about 30 kB each; packed, they take 6 kB."""
 _LEARN_PAUSE_S = 0.1
 _LOAD_SHARE, _MANIFEST_SHARE = 0.7, 0.2
