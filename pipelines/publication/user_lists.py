@@ -1,7 +1,7 @@
 """Writes lists of many users into one file, as for a mailing: ranked by the engine in batches, without the gateway.
 
     OUT              JSON Lines, a row for each user in the given order; appears when complete
-    OUT.part         finished rows; truncated to whole rows when a run resumes
+    OUT.part         finished rows, locked by the run; truncated to whole rows when a run resumes
     OUT.part.json    progress, and the identity of the run
 
 A row is {user_id, item_ids, scores, tier, bundle_version}. The decoder ranks for users with catalogue items in their
@@ -10,13 +10,14 @@ that the options exclude, as well as the user's history unless the bundle learne
 killed run resumes after the last batch on disk, with the bundle that it started with.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import polars as pl
@@ -94,7 +95,7 @@ def write_lists(
 ) -> int:
     """Write the file, and return the number of rows that this run added.
 
-    Raises ConfigError if an unfinished file belongs to another run.
+    Raises ConfigError if an unfinished file belongs to another run, or another run writes it now.
 
     Args:
         ranker: The bundle.
@@ -107,10 +108,11 @@ def write_lists(
     """
     user_ids = read_user_ids(users)
     run = asdict(options) | {"bundle_version": ranker.bundle_version, "users": file_sha256(users)}
-    done = _resume(out, json.loads(json.dumps(run)))
     lists = _Lists(ranker, available, options)
-    num_before = done.num_rows
-    with _part(out).open("r+b" if done.num_bytes else "wb") as part:
+    with _part(out).open("ab") as part:
+        _lock(part, out)
+        done = _resume(out, json.loads(json.dumps(run)))
+        num_before = done.num_rows
         part.truncate(done.num_bytes)
         part.seek(done.num_bytes)
         while batch := user_ids[done.num_rows : done.num_rows + _BATCH]:
@@ -176,6 +178,17 @@ class _Lists:
         unwanted = set() if row is None else set(self._unwanted(row))
         indices = list(islice((index for index in self._popular.tolist() if index not in unwanted), self._k))
         return indices, self._catalogue.popularity[indices].tolist()
+
+
+def _lock(part: IO[bytes], out: Path) -> None:
+    """Lock the open file until it is closed. Raises ConfigError if another run holds it, or has just finished it."""
+    try:
+        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_current = os.path.samestat(os.fstat(part.fileno()), _part(out).stat())
+    except (BlockingIOError, FileNotFoundError):
+        is_current = False
+    if not is_current:
+        raise ConfigError(f"--out: another run writes {_part(out)}; wait for its end, or give another file")
 
 
 def _resume(out: Path, run: dict[str, Any]) -> _Done:

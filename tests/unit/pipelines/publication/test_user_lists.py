@@ -134,6 +134,25 @@ def test_a_killed_run_goes_on_and_no_row_is_half(ranker: BatchRanker, users: Pat
     assert out.read_bytes() == whole.read_bytes()
 
 
+def test_a_file_that_another_run_writes_is_refused(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
+    """Two runs would write over each other's rows; after the first has ended, the second succeeds."""
+    out = tmp_path / "lists.jsonl"
+    second: list[ConfigError] = []
+
+    def progress(*_: object) -> None:
+        with pytest.raises(ConfigError, match="--out: another run writes") as refused:
+            write(ranker, users, out)
+        second.append(refused.value)
+
+    write(ranker, users, out, progress=progress)
+    rows = rows_of(out)
+    write(ranker, users, out)
+
+    assert second
+    assert len(rows) == len(read_user_ids(users))
+    assert rows_of(out) == rows
+
+
 def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
     """Unavailable and excluded items are never listed; seen items are listed if requested."""
     out, hidden = tmp_path / "lists.jsonl", ranker.catalogue.item_ids[0]
