@@ -394,6 +394,6 @@ class ItemFollower:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, EnvironmentFault):
+    if isinstance(error, EnvironmentFault) or (isinstance(error, DependencyUnavailable) and error.__cause__ is None):
         return str(error)
     return getattr(error, "why", "") or repr(error.__cause__ or error)
