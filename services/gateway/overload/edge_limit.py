@@ -4,11 +4,11 @@ Pure: time is an argument. The signal is the standing queue: the least wait of a
 this process, plus the wait in this process's queue. Above the target, the limit falls to between half and four fifths
 of the requests in flight, and only requests that arrived afterwards can lower it again. Far below the target, the limit
 rises, from the requests in flight if more were admitted by another gateway's limit, to at most the requests in flight
-plus the headroom: the further requests that the gateways can work off within the target. A burst beyond it would wait
-unread for most of its deadline before the first window shows a wait: therefore the announced limit is at most the
-requests in flight of the last window plus the headroom, and the headroom alone after a pause. A quarter of the headroom
-is always admitted: if so few wait, other processes have the cores. Latency itself is not a signal: a request may wait
-for the LLM at no cost.
+plus the headroom: the further requests that the gateways can work off in a third of the deadline. A burst beyond it
+would wait unread for most of its deadline before the first window shows a wait: therefore the announced limit is at
+most the requests in flight of the last window plus the headroom, and the headroom alone after a pause. A quarter of the
+headroom is always admitted: if so few wait, other processes have the cores. Latency itself is not a signal: a request
+may wait for the LLM at no cost.
 
 `EdgeClock` measures the wait without synchronized clocks.
 """
@@ -21,8 +21,11 @@ _WINDOW_SHARE = 0.5
 """Of the usual deadline."""
 _MIN_OBSERVED = 6
 """Windows with fewer requests are extended: at low rates a single stall would affect them all."""
-_TARGET_SHARE = 0.3
-"""Of the usual deadline: above the delay at which `services.gateway.overload.admission` sheds normal priority."""
+_TARGET_SHARE, _HEADROOM_SHARE = 0.15, 0.3
+"""Of the usual deadline: the standing wait that lowers the limit, and how long a burst may take.
+
+A gateway needs no longer queue to be busy, and a stop of the process adds to the wait of all that are queued.
+"""
 _CALM_SHARE = 0.5
 _LEAST_FALL, _MOST_FALL = 0.8, 0.5
 _RISE = 0.05
@@ -53,6 +56,7 @@ class EdgeLimit:
 
     def __init__(self, deadline_s: float = 0.2) -> None:
         self.target_s = _TARGET_SHARE * deadline_s
+        self.headroom_s = _HEADROOM_SHARE * deadline_s
         self._window_s = _WINDOW_SHARE * deadline_s
         self._pause_s = _PAUSE_SHARE * deadline_s
         self.limit = _MAX_LIMIT

@@ -70,14 +70,14 @@ class LoadMonitor:
         """How late the loop is at its latest, usually: this much of a deadline must be kept for sending the answer."""
         self._edge_waits: dict[str, tuple[float, float]] = {}
         self._edge_refusals: dict[Priority, float] = {}
-        self._num_judged = 0
+        self._num_judged = self._num_cut = 0
         self._judged_cpu_s, self._cost_began_s = time.process_time(), clock()
         self._rest_busy: float | None = None
         """The least fraction of a core that the process used in a window without requests; None before the first."""
         self._request_cpu_s: float | None = None
-        """The process's CPU seconds per request, recently; None before the first requests."""
+        """The process's CPU seconds per request, recently; None while none came for a second."""
         self._full_cpu_s: float | None = None
-        """The same without strain, while no request is shed."""
+        """The same while no request is shed."""
         self._alone_cpu_s: float | None = None
         """The CPU seconds of a request that no other overlapped; counts until a flood has shown more."""
         self._num_handling = self._num_handled = 0
@@ -115,12 +115,14 @@ class LoadMonitor:
             self._schedule(self._judged_s)
         self.admission.arrived(priority, tenant, weight)
         num_own = self._in_flight_of[tenant]
-        return self.admission.judge(priority, self._num_in_flight, tenant, weight, num_own, self._work_s)
+        verdict = self.admission.judge(priority, self._num_in_flight, tenant, weight, num_own, self._work_s)
+        self._num_cut += verdict is not AdmissionDecision.ADMIT
+        return verdict
 
     @property
     def _work_s(self) -> float:
         """How long the requests at hand take: those that wait to begin and, on such a busy loop, those that have."""
-        begun_cpu_s = 0.0 if self.queue.is_empty else self._num_in_flight * (self._full_cpu_s or 0.0)
+        begun_cpu_s = 0.0 if self.queue.is_empty else self._num_in_flight * (self._served_cpu_s or 0.0)
         return self.queue.delay_s + begun_cpu_s / self._core_share.share
 
     def refusal(self, cause: str) -> Overloaded:
@@ -197,14 +199,16 @@ class LoadMonitor:
         is_old = lasted_s > _COST_WITHIN_S
         if is_old and not self._num_judged:
             self._rest_busy = min(used_s / lasted_s, 1.0 if self._rest_busy is None else self._rest_busy)
+            self._request_cpu_s = None
         if self._num_judged >= _NUM_OF_COST and not is_old:
             rest_s = min((self._rest_busy or 0.0) * lasted_s, _MOST_REST_SHARE * used_s)
             cost_s = (used_s - rest_s) / self._num_judged
             self._request_cpu_s = _blended(self._request_cpu_s, cost_s)
-            if not self.admission.strain:
+            if not self._num_cut:
                 self._full_cpu_s = _blended(self._full_cpu_s, cost_s)
         if self._num_judged >= _NUM_OF_COST or is_old:
-            self._num_judged, self._judged_cpu_s, self._cost_began_s = 0, busy_s, now_s
+            self._num_judged = self._num_cut = 0
+            self._judged_cpu_s, self._cost_began_s = busy_s, now_s
 
     @property
     def next_takes_s(self) -> float | None:
@@ -213,9 +217,14 @@ class LoadMonitor:
 
     @property
     def next_cpu_s(self) -> float | None:
-        """The CPU seconds of a request that arrives now: without strain it is served in full."""
-        known_s = self._request_cpu_s if self.admission.strain else self._full_cpu_s
-        return self._alone_cpu_s if known_s is None else known_s
+        """The CPU seconds of a request that arrives now: after a pause, and without strain, it is served in full."""
+        recent_s = self._request_cpu_s if self.admission.strain else None
+        return self._served_cpu_s if recent_s is None else recent_s
+
+    @property
+    def _served_cpu_s(self) -> float | None:
+        """The CPU seconds of a request that is served in full."""
+        return self._alone_cpu_s if self._full_cpu_s is None else self._full_cpu_s
 
 
 def _blended(known_s: float | None, cost_s: float) -> float:
@@ -239,7 +248,7 @@ class EdgeWatch:
     def announcement(self) -> str:
         """The maximum recommendations in flight at the edge, by door, then both fair limits, in the edge's format."""
         now_s = self._clock()
-        limits = (limit.announced(now_s, self._headroom(limit.target_s)) for limit in self._limits.values())
+        limits = (limit.announced(now_s, self._headroom(limit.headroom_s)) for limit in self._limits.values())
         return " ".join(map(str, (*limits, *(limit.limit for limit in self._fair_limits.values()))))
 
     def news(self) -> str | None:
@@ -258,17 +267,17 @@ class EdgeWatch:
         waited_s = arrivals.waited_s(mark.stamp_ms, mark.num_in_flight, self._wall_clock(), now_s)
         limit = self._limits[door]
         wait_s = waited_s + self._load.queue.delay_s
-        limit.observed(wait_s, mark.num_in_flight, now_s, self._headroom(limit.target_s))
+        limit.observed(wait_s, mark.num_in_flight, now_s, self._headroom(limit.headroom_s))
         self._fair_limits[door].observed(wait_s, mark.num_in_flight, now_s, self._load.next_cpu_s)
         if mark.refused is not None:
             self._load.refused_at_edge(mark.refused, now_s)
         self._load.waited_at_edge(door, limit.standing_wait_s, now_s)
         return Arrival(now_s - waited_s, waited_s)
 
-    def _headroom(self, target_s: float) -> int | None:
-        """Return how many requests all gateways can work off within the target; None if it is not known."""
+    def _headroom(self, within_s: float) -> int | None:
+        """Return how many requests all gateways can work off within this time; None if it is not known."""
         takes_s = self._load.next_takes_s
-        return int(self._load.admission.limits.num_gateways * target_s / takes_s) if takes_s else None
+        return int(self._load.admission.limits.num_gateways * within_s / takes_s) if takes_s else None
 
     def _arrivals_at(self, edge: str) -> EdgeClock:
         """Return the clock of this edge, creating it if unknown.

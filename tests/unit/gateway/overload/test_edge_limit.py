@@ -157,14 +157,14 @@ class LimitUnderAnyLoad(RuleBasedStateMachine):
             self.limit.observed(wait_s, num_in_flight, self.now_s)
         return before, self.limit.limit
 
-    @rule(wait_s=st.floats(0.061, 30.0), num_in_flight=st.integers(1, 5_000))
+    @rule(wait_s=st.floats(0.031, 30.0), num_in_flight=st.integers(1, 5_000))
     def standing_queue(self, wait_s: float, num_in_flight: int) -> None:
         """A sustained queue lowers the limit below the requests in flight, to at least half of them."""
         before, after = self.window(wait_s, num_in_flight)
         reached = min(before, num_in_flight)
         assert max(8, int(reached * 0.5)) <= after <= max(8, int(reached * 0.8))
 
-    @rule(wait_s=st.floats(0.0, 0.029), num_in_flight=st.integers(1, 5_000))
+    @rule(wait_s=st.floats(0.0, 0.014), num_in_flight=st.integers(1, 5_000))
     def calm(self, wait_s: float, num_in_flight: int) -> None:
         """A calm window raises the limit."""
         before, after = self.window(wait_s, num_in_flight)

@@ -98,11 +98,11 @@ async def test_the_usual_lateness_of_the_loop_is_known() -> None:
 
 @pytest.mark.parametrize("deadline_s", [0.05, 0.2, 2.0])
 def test_the_edges_limit_tolerates_the_same_fraction_of_any_deadline(deadline_s: float) -> None:
-    """A standing wait of a fifth of the usual deadline keeps the limit, a wait of half of it lowers it."""
+    """A standing wait of a tenth of the usual deadline keeps the limit, a wait of a fifth of it lowers it."""
     kept, lowered = EdgeLimit(deadline_s), EdgeLimit(deadline_s)
     for number in range(50):
-        kept.observed(0.2 * deadline_s, 100, 0.1 * number)
-        lowered.observed(0.5 * deadline_s, 100, 10.0 * number)
+        kept.observed(0.1 * deadline_s, 100, 0.1 * number)
+        lowered.observed(0.2 * deadline_s, 100, 10.0 * number)
 
     assert (kept.limit, lowered.limit < 100) == (EdgeLimit().limit, True)
 
@@ -166,10 +166,11 @@ def test_requests_in_flight_fill_the_places() -> None:
     assert monitor.judge(Priority.LOW) is AdmissionDecision.ADMIT
 
 
-async def test_begun_requests_are_work_at_hand_while_others_wait() -> None:
+@pytest.mark.parametrize("known", ["_full_cpu_s", "_alone_cpu_s"])
+async def test_begun_requests_are_work_at_hand_while_others_wait(known: str) -> None:
     """Three requests of 40 ms each shed any priority on a busy loop; requests that wait for another server do not."""
     monitor, *_ = monitor_on(0.0)
-    monitor._full_cpu_s = 0.04
+    setattr(monitor, known, 0.04)
     with monitor.working(), monitor.working(), monitor.working():
         verdict_while_idle = monitor.judge(Priority.HIGH)
         begin = monitor.queue.begin
@@ -191,6 +192,34 @@ async def test_the_cost_of_a_request_is_learned_only_while_there_are_many(step_s
     await monitor.stop()
 
     assert (monitor.next_cpu_s is not None) is is_known
+
+
+async def test_a_flood_after_a_pause_is_expected_to_cost_what_full_answers_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers from memory were cheap, but the first of the next flood are ranked, though strain has remained."""
+    now_s, cpu_s = 0.0, 0.0
+    monkeypatch.setattr("services.gateway.overload.monitor.time.process_time", lambda: cpu_s)
+    gauge = Gauge("strain", "strain", registry=CollectorRegistry())
+    refused = Counter("refused", "refused", ["cause"], registry=CollectorRegistry())
+    monitor = LoadMonitor(Admission(AdmissionLimits(max_in_flight=4, max_busy=1e9)), gauge, refused, lambda: now_s)
+
+    async def passed(num_samples: int, strain: float, cost_s: float | None) -> float | None:
+        """Pass samples of 20 ms, each with a request of normal priority if it has a cost; return the next one's."""
+        nonlocal now_s, cpu_s
+        for _ in range(num_samples):
+            monitor.admission._strain, now_s = strain, now_s + 0.02
+            if cost_s is not None:
+                monitor.judge(Priority.NORMAL)
+                cpu_s += cost_s
+            monitor._due_s = now_s
+            monitor._sample()
+        return monitor.next_cpu_s
+
+    costs_s = [await passed(200, 0.5, 0.003), await passed(200, 2.0, 0.001), await passed(200, 2.0, None)]
+    await monitor.stop()
+
+    assert costs_s == pytest.approx([0.003, 0.001, 0.003], rel=0.1)
 
 
 async def test_the_process_s_work_at_rest_is_no_cost_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:

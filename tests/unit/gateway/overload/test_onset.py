@@ -41,8 +41,8 @@ class Gateway:
 
     @property
     def headroom(self) -> int:
-        """How many requests the gateways work off within the target."""
-        return int(NUM_GATEWAYS * self.limit.target_s * self.learned.share / FULL_CPU_S)
+        """How many requests the gateways work off in the time of a burst."""
+        return int(NUM_GATEWAYS * self.limit.headroom_s * self.learned.share / FULL_CPU_S)
 
 
 def p99_of_a_flood_s(multiple: float, core_share: float) -> float:
