@@ -11,8 +11,8 @@ import os
 import signal
 import statistics
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -58,7 +58,7 @@ class _Gateway:
         self._signal(signal.SIGSTOP)
         return turn
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._signal(signal.SIGCONT)
         self._connection.send(None)
         self._process.join()
@@ -76,8 +76,8 @@ async def measure_rounds(
     await asyncio.to_thread(folder.mkdir)
     await asyncio.to_thread(publish_many, url, names, folder)
     with (
-        _running(url, folder / "one", names[:1], None) as single,
-        _running(url, folder / "warm", names, room) as many,
+        closing(_Gateway(url, folder / "one", names[:1], None)) as single,
+        closing(_Gateway(url, folder / "warm", names, room)) as many,
     ):
         many.ask(drawn(names, num_requests, seed=num_rounds))
         rounds = []
@@ -86,14 +86,6 @@ async def measure_rounds(
             turns = [(single.ask([names[0]] * (len(some) // 2)), many.ask(some.tolist())) for some in asked]
             rounds.append(_round(*map(_joined, zip(*turns, strict=True))))
     yield {"row": "warm", **_summary(rounds), "rounds": rounds}
-
-
-@contextmanager
-def _running(url: str, cache: Path, names: Sequence[str], room: int | None) -> Iterator[_Gateway]:
-    with ExitStack() as ending:
-        running = _Gateway(url, cache, names, room)
-        ending.callback(running.end)
-        yield running
 
 
 def _joined(turns: Sequence[_Turn]) -> _Turn:
