@@ -208,11 +208,9 @@ class Recommend:
         request = request.after(await self._pages.shown_before(request, live, budget_s))
         is_in_time = await self._load.queue.begin(caller.priority, deadline, caller.tenant, caller.weight)
         self._refuse_expired(arrival, deadline)
-        verdict = self._load.judge(caller.priority, caller.tenant, caller.weight)
+        verdict = self._load.judge(caller.priority, caller.tenant, caller.weight, is_in_time=is_in_time)
         if verdict is AdmissionDecision.REFUSE:
             raise self._load.refusal("strain")
-        if not is_in_time:
-            verdict = AdmissionDecision.SHED
         admitted = _Admitted(request, caller, door, deadline, live, surface.variant)
         if verdict is AdmissionDecision.SHED and (items := self._last.items_from_memory(request, live)) is not None:
             return self._answer_from_memory(admitted, items)

@@ -105,8 +105,10 @@ class LoadMonitor:
         """Record that the edge refuses requests of this priority."""
         self._edge_refusals[priority] = now_s + self._edge_wait_life_s
 
-    def judge(self, priority: Priority, tenant: str = DEFAULT_TENANT, weight: float = 1.0) -> AdmissionDecision:
-        """Decide on an arriving request of a tenant of this weight, which ends a rest."""
+    def judge(
+        self, priority: Priority, tenant: str = DEFAULT_TENANT, weight: float = 1.0, *, is_in_time: bool = True
+    ) -> AdmissionDecision:
+        """Decide on an arriving request of a tenant of this weight, which ends a rest; a late one is not admitted."""
         self._num_judged += 1
         before_s, self._judged_s = self._judged_s, self._clock()
         is_close = self._judged_s - before_s < self._sample_every_s
@@ -116,6 +118,8 @@ class LoadMonitor:
         self.admission.arrived(priority, tenant, weight)
         num_own = self._in_flight_of[tenant]
         verdict = self.admission.judge(priority, self._num_in_flight, tenant, weight, num_own, self._work_s)
+        if verdict is AdmissionDecision.ADMIT and not is_in_time:
+            verdict = AdmissionDecision.SHED
         self._num_cut += verdict is not AdmissionDecision.ADMIT
         return verdict
 

@@ -222,6 +222,20 @@ async def test_a_flood_after_a_pause_is_expected_to_cost_what_full_answers_cost(
     assert costs_s == pytest.approx([0.003, 0.001, 0.003], rel=0.1)
 
 
+@pytest.mark.parametrize(("is_in_time", "is_known"), [(True, True), (False, False)], ids=["in time", "late"])
+async def test_late_requests_do_not_show_what_a_full_answer_costs(*, is_in_time: bool, is_known: bool) -> None:
+    """Admission would serve them in full, but they began late and are answered from memory."""
+    monitor, *_ = monitor_on(0.01)
+    verdicts = set()
+    for _ in range(40):
+        verdicts.add(monitor.judge(Priority.HIGH, is_in_time=is_in_time))
+        monitor._sample()
+    await monitor.stop()
+
+    assert verdicts == {AdmissionDecision.ADMIT if is_in_time else AdmissionDecision.SHED}
+    assert (monitor._full_cpu_s is not None) is is_known
+
+
 async def test_the_process_s_work_at_rest_is_no_cost_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """At rest a tenth of a core is used; with 25 requests a second of 3 ms each, their cost is still 3 ms."""
     now_s, cpu_s = 0.0, 0.0
