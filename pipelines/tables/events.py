@@ -407,7 +407,10 @@ def _reason(about: EventSurvey, known: pl.Series | None) -> pl.Expr:
 
 
 def reject(rows: pl.DataFrame, frame: pl.DataFrame, findings: Findings, before: set[int]) -> pl.DataFrame:
-    """Count rows by their `reason`, and return them as text; a row equal to one in `before` is an exact duplicate."""
+    """Count rows by their `reason`, and return them as text; a row equal to one in `before` is an exact duplicate.
+
+    Rows of events have `user_id` as it is read, by which an erasure finds them.
+    """
     if not rows.height:
         return pl.DataFrame(schema=_ASIDE)
     text = frame[rows["at"]].select(pl.all().map_batches(_as_shown, return_dtype=pl.String))
@@ -422,7 +425,11 @@ def reject(rows: pl.DataFrame, frame: pl.DataFrame, findings: Findings, before: 
         findings.reject(
             str(reason), group["row"].unique(maintain_order=True).to_list(), text[group["nth"].head(5)].to_dicts()
         )
-    return rows.select("row", "reason").with_columns(column for column in text if column.name not in _ASIDE)
+    aside = rows.select("row", "reason").with_columns(column for column in text if column.name not in _ASIDE)
+    if "user_id" not in rows.columns:
+        return aside
+    written = [text["user_id"]] if "user_id" in text.columns else []
+    return aside.with_columns(user_id=pl.select(pl.coalesce(rows["user_id"], *written)).to_series())
 
 
 def _as_shown(column: pl.Series) -> pl.Series:

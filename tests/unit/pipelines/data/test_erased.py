@@ -5,12 +5,28 @@ from pathlib import Path
 import polars as pl
 
 from pipelines.data.ingest import IngestSources, ingest, key, live_log_files
+from pipelines.tables.options import TableOptions
 from services.contracts.erasure import Erasure
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure
+from services.stream.erasure.tables import remove_outputs
 from services.stream.log.ledger import ErasureLedger
 from tests.support.training.synthetic import raw_events, raw_items
 from tests.unit.pipelines.data.test_ingest import live_file, own_tables
+
+
+def test_a_user_of_rejected_rows_is_found_whatever_the_column(tmp_path: Path) -> None:
+    """An output of which only the rows set aside have the user is removed, also where the id was written as `9.0`."""
+    own, out = own_tables(tmp_path), tmp_path / "pipeline" / "ingest" / "0123"
+    rows = pl.read_csv(own[0], infer_schema=False).rename({"user_id": "visitor"})
+    unknown = rows[:1].with_columns(item_id=pl.lit("unknown"), visitor=pl.lit("9.0"))
+    pl.concat([rows, unknown]).write_csv(own[0])
+    out.mkdir(parents=True)
+
+    ingest(IngestSources(*own, (), tables=TableOptions(names={"visitor": "user_id"})), tmp_path / "cache", out)
+    for user_id, is_kept in (("10", True), ("9", False)):
+        assert remove_outputs(tmp_path / "pipeline", {user_id}.__contains__)
+        assert out.exists() == is_kept
 
 
 def test_erased_users_are_in_nothing_that_is_ingested(tmp_path: Path) -> None:
