@@ -107,10 +107,9 @@ def import_events(run: ImportRun, old: OldEvents | None, now_ms: int) -> tuple[I
     since_ms = now_ms - MAX_EVENT_AGE_MS + _DAY_MS  # events are read some time after they are sent
     refuse = untimely(now_ms, since_ms if old is None else None)
     ordered = OrderedEvents(run.scratch, table.batches(refuse=refuse))
-    keeps = keeps_unerased(run.erasures)
 
     def deliver(batch: pl.DataFrame) -> None:
-        if keeps is not None:
+        if (keeps := keeps_unerased(run.erasures)) is not None:  # again for each batch: users are erased meanwhile
             is_kept = keeps(batch)
             table.findings.note(ERASED, int((~is_kept).sum()))
             batch = batch.filter(is_kept)

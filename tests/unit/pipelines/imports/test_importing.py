@@ -278,6 +278,27 @@ def test_an_erased_users_earlier_events_are_not_imported_again(tmp_path: Path) -
     assert [note.what for note in findings.notes] == [ERASED.replace("{n}", "2")]
 
 
+def test_a_user_who_is_erased_during_an_import_is_not_imported_further(tmp_path: Path) -> None:
+    """The ledger is read again for each batch: a large import takes longer than an erasure."""
+    now_s, sent = 1_800_000_000, list[tuple[bytes, bytes]]()
+    path, ledger = tmp_path / "events.csv", ErasureLedger(tmp_path / "log")
+    rows = [f"{'uv'[at % 2]},i{at},{now_s - 2 * BATCH_ROWS + at}" for at in range(2 * BATCH_ROWS)]
+    path.write_text("\n".join(["user_id,item_id,event_time", *rows]))
+    erasure = Erasure(erasure_id="x", user_id="u", accepted_time_ms=now_s * 1_000)
+
+    def send(records: Sequence[tuple[bytes, bytes]]) -> None:
+        sent.extend(records)
+        ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 5))], ["t"])
+
+    run = ImportRun(
+        path=path, options=PLAIN, send=send, progress_file=tmp_path / "p", scratch=tmp_path / "s", erasures=ledger
+    )
+    import_events(run, None, now_s * 1_000)
+
+    users = [decode_interaction(value).user_id for _, value in sent]
+    assert (users.count("u"), users.count("v")) == (BATCH_ROWS // 2, BATCH_ROWS)
+
+
 def test_ordered_events_are_all_there_whatever_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ordering keeps all events, also if more events share a time than fit into a chunk."""
     monkeypatch.setattr("pipelines.imports.ordered.STRETCH_ROWS", 10)
