@@ -3,10 +3,10 @@
     python -m pipelines.search --trials N [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--device auto] [--seed 0]
 
 The data is the output of the last `tailrace pipeline` in the state folder (`--until tokenize` is enough), or
-`--tokenized`. The search works on a copy without the test labels. The first trial is the recipe that the pipeline would
-use, from `--recipes`; a trial that validates below the median of earlier trials at the same epoch ends early. Trials
-are kept in the state folder, so a killed search resumes, also within a trial, until N trials have ended. The best
-recipe is printed as TOML for `tailrace pipeline --recipes FILE`.
+`--tokenized`. The search works on a copy without the test labels, and removes it at the end. The first trial is the
+recipe that the pipeline would use, from `--recipes`; a trial that validates below the median of earlier trials at the
+same epoch ends early. Trials are kept in the state folder, so a killed search resumes, also within a trial, until N
+trials have ended. The best recipe is printed as TOML for `tailrace pipeline --recipes FILE`.
 """
 
 import json
@@ -34,6 +34,7 @@ from pipelines.training.train_decoder import TrainOptions
 from pipelines.training.train_student import DistillOptions
 from services.errors import ConfigError, StageFailed, TailraceError
 from services.settings.settings import load_settings
+from services.stream.erasure.tables import SCRATCH
 
 if TYPE_CHECKING:
     import optuna
@@ -64,12 +65,12 @@ def main() -> None:
     torch.set_num_threads(1)  # as the pipeline
     try:
         options = parsed(SearchOptions, __doc__)
-        state_dir = load_settings().state_dir
-        tokenized = options.tokenized or _newest(state_dir / "pipeline" / "tokenize")
+        stages_dir = load_settings().stages_dir
+        tokenized, folder = options.tokenized or _newest(stages_dir / "tokenize"), stages_dir / "search"
         given = recipes.recipes_of(options.recipes)
         base = recipes.choose(given, recipes.data_size(tokenized))
-        with run_lock(state_dir / "search", Console(stderr=True)):
-            study = search(tokenized, base, state_dir / "search", options.trials, choose_device(options.device))
+        with run_lock(folder, Console(stderr=True)):
+            study = search(tokenized, base, folder, options.trials, choose_device(options.device))
     except TailraceError as error:
         sys.exit(f"error: {error}")
     sys.stderr.write(f"best of {len(study.trials)} trials: validation NDCG@10 {study.best_value:.4f}\n")
@@ -88,7 +89,8 @@ def search(
     from optuna.trial import TrialState
 
     own = folder / content_key(asdict(base), [str(tokenized.resolve())], [train_decoder])
-    data = without_test_labels(tokenized, own / "tokenized")
+    own.mkdir(parents=True, exist_ok=True)
+    data = without_test_labels(tokenized, folder / SCRATCH / own.name)
     study = optuna.create_study(
         storage=f"sqlite:///{own / 'trials.db'}",
         study_name="decoder",
@@ -106,6 +108,7 @@ def search(
     num_ended = len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)))
     run = _Run(data, base.train, own, device or torch.device("cpu"))
     study.optimize(run.score, n_trials=max(0, num_trials - num_ended))
+    shutil.rmtree(data)
     return study
 
 

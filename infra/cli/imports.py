@@ -71,16 +71,16 @@ def items(
     configure_logging("warning", "import")
     settings = running_settings()
     options = tables.parsed("items")
-    with audited(settings.state_dir, "import items"), run_lock(settings.state_dir / "imports", out):
+    with audited(settings.state_dir, "import items"), run_lock(settings.imports_dir, out):
         path = _fetched(settings, source, query)
         if first_bundle:
             _publish_first(settings, open_items(path, options))
         with topic_sender(settings, settings.items_topic) as send, out.status("items") as status:
             catalogue = read_live_catalogue(settings)
             run = _run(settings, ("items", source, query, (options,)), path, send, status, again=again)
-            delivered = progress_file(settings.state_dir / "imports", "delivered", name_of(source, query), "")
+            delivered = progress_file(settings.imports_dir, "delivered", name_of(source, query), "")
             outcome, findings = import_items(run, delivered, catalogue, delete_missing=delete_missing)
-        _clean(settings)
+        shutil.rmtree(_scratch(settings), ignore_errors=True)
     _report(outcome, findings)
 
 
@@ -104,7 +104,7 @@ def events(
     check_output(Path(source), table=table)
     settings = running_settings()
     options = columns.parsed("events")
-    with audited(settings.state_dir, "import events"), run_lock(settings.state_dir / "imports", out):
+    with audited(settings.state_dir, "import events"), run_lock(settings.imports_dir, out):
         old = None if table is None else OldEvents(table)
         path = _fetched(settings, source, query)
         with topic_sender(settings, settings.interactions_topic) as send, out.status("events: reading") as status:
@@ -112,7 +112,7 @@ def events(
             run = _run(settings, about, path, send, status, again=again)
             outcome, findings = import_events(run, old, time.time_ns() // 1_000_000)
         num_old = 0 if old is None else old.finish()
-        _clean(settings)
+        shutil.rmtree(_scratch(settings), ignore_errors=True)
     _report(outcome, findings)
     if num_old:
         out.print(
@@ -139,7 +139,13 @@ def model(
 def _fetched(settings: "Settings", source: str, query: str | None) -> Path:
     from pipelines.imports.sources import local_file
 
-    return local_file(source, query, settings.state_dir / "imports" / "downloads")
+    return local_file(source, query, _scratch(settings) / "downloads")
+
+
+def _scratch(settings: "Settings") -> Path:
+    from services.stream.erasure.tables import SCRATCH
+
+    return settings.imports_dir / SCRATCH
 
 
 def _run(
@@ -157,8 +163,7 @@ def _run(
     from services.stream.log.ledger import ErasureLedger
 
     kind, source, query, options = what
-    folder = settings.state_dir / "imports"
-    progress = progress_file(folder, kind, name_of(source, query), options)
+    progress = progress_file(settings.imports_dir, kind, name_of(source, query), options)
     if again:
         progress.unlink(missing_ok=True)
     return ImportRun(
@@ -166,14 +171,10 @@ def _run(
         options=options[0],  # type: ignore[arg-type]
         send=send,
         progress_file=progress,
-        scratch=folder / "ordered",
+        scratch=_scratch(settings) / "ordered",
         erasures=ErasureLedger(settings.offline_log_dir),
         moved=lambda rows: status.update(f"{kind}: {rows} rows"),
     )
-
-
-def _clean(settings: "Settings") -> None:
-    shutil.rmtree(settings.state_dir / "imports" / "downloads", ignore_errors=True)
 
 
 def _report(done: "ImportResult", findings: "Findings") -> None:

@@ -282,16 +282,17 @@ def _drop_explanations(settings: "Settings", tenant: str) -> None:
 
 
 def _drop_outputs(settings: "Settings", tenant: str) -> bool:
-    """Remove the outputs of the tenant's trainings; return False while a run of the pipeline uses the folder."""
+    """Remove the outputs of the tenant's trainings, and all scratch; return False while a run uses its folder."""
     from pipelines.runner.run_lock import run_lock_if_free
     from pipelines.runner.stage import remove_outputs_of
+    from services.stream.erasure.tables import remove_scratch
 
     if not settings.stages_dir.exists():
         return True
     with run_lock_if_free(settings.stages_dir) as is_free:
         if is_free:
             remove_outputs_of(settings.stages_dir, tenant)
-    return is_free
+    return is_free and remove_scratch(settings.stages_dir)
 
 
 def _mark_of(prefix: str) -> bytes:

@@ -44,7 +44,8 @@ STORE_MEANINGS: Mapping[ErasureStore, str] = {
     ErasureStore.IMPRESSIONS: "offline log of impressions",
     ErasureStore.BASE_HISTORIES: "the histories that rebuild a lost store",
     ErasureStore.OFFLINE_FEATURES: "the point-in-time table of histories",
-    ErasureStore.STAGE_CACHE: "outputs of the pipeline's stages with the user's rows; waits while a run uses them",
+    ErasureStore.STAGE_CACHE: "outputs of the pipeline's stages with the user, and copies that killed imports left; "
+    "waits while a run uses them",
     ErasureStore.STORE_FILES: "Redis' append-only file; waits while Redis refuses to rewrite it",
 }
 

@@ -393,6 +393,11 @@ class Settings(BaseSettings):
         return self.state_dir / "pipeline"
 
     @property
+    def imports_dir(self) -> Path:
+        """Folder of imports' progress and scratch, in the folder that the worker erases users from."""
+        return self.stages_dir / "imports"
+
+    @property
     def items_snapshot(self) -> Path:
         """File with the state of all items, which saves a starting process from reading the whole topic."""
         return self.state_dir / "items" / "snapshot.parquet"

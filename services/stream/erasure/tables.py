@@ -2,7 +2,8 @@
 
 The pipeline replaces the first two as a whole, from tables that may still hold an erased user, and the worker erases
 users from them: both under one lock, so that the later writer has read the ledger. Outputs of stages are a cache, and
-are removed together with the user's rows.
+are removed together with the user's rows. Imports and recipe searches hold locks of their own: what killed runs of them
+left is removed, whoever is in it.
 """
 
 import shutil
@@ -23,6 +24,8 @@ from services.stream.log.ledger import Erased
 
 STAGES_LOCK = "LOCK"
 """A file in the folder of stage outputs; a run of the pipeline holds it."""
+SCRATCH = "scratch"
+"""A folder of users' rows in the folder of imports or searches, whose lock a run of them holds."""
 _BASE_ID = b"tailrace.base_id"
 _LOCK_TIMEOUT_S = 600.0
 _log = structlog.get_logger()
@@ -77,16 +80,17 @@ def write_without(source: Path, target: Path, erased: Erased, now_ms: int, *, ke
 
 
 def remove_outputs(stages_dir: Path, is_erased: Callable[[str], bool]) -> bool:
-    """Remove the outputs of stages that hold rows of these users; False while a run of the pipeline uses the folder.
+    """Remove the outputs of stages that hold rows of these users, and all scratch; False while a run uses its folder.
 
     Raises OSError.
     """
+    has_no_scratch = remove_scratch(stages_dir)
     try:
         with FileLock(stages_dir / STAGES_LOCK, timeout=0):
             tables: dict[Path, list[Path]] = defaultdict(list)
             for path in each_file(stages_dir):
                 stage, *inner = path.relative_to(stages_dir).parts
-                if path.suffix == ".parquet" and len(inner) > 1:
+                if path.suffix == ".parquet" and len(inner) > 1 and inner[0] != SCRATCH:
                     tables[stages_dir / stage / inner[0]].append(path)
             for output, own in tables.items():
                 if any(_holds(table, is_erased) for table in own):
@@ -94,7 +98,20 @@ def remove_outputs(stages_dir: Path, is_erased: Callable[[str], bool]) -> bool:
                     shutil.rmtree(output)
     except Timeout:
         return False
-    return True
+    return has_no_scratch
+
+
+def remove_scratch(stages_dir: Path) -> bool:
+    """Remove what killed imports and searches left; False while one of them runs. Raises OSError."""
+    is_free = True
+    for scratch in stages_dir.glob(f"*/{SCRATCH}"):
+        try:
+            with FileLock(scratch.with_name(STAGES_LOCK), timeout=0):
+                if scratch.exists():  # the run may have ended meanwhile
+                    shutil.rmtree(scratch)
+        except Timeout:
+            is_free = False
+    return is_free
 
 
 def _write(source: Path, scratch: Path, erased: Erased, now_ms: int, metadata: dict[bytes, bytes]) -> None:

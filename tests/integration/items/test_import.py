@@ -15,12 +15,14 @@ import pytest
 from adbc_driver_postgresql import dbapi
 from kafka import KafkaConsumer, TopicPartition
 
+from models.files import each_file
 from pipelines.imports.importing import BATCH_ROWS
 from pipelines.imports.sources import local_file
 from pipelines.runner.run_lock import run_lock_if_free
 from pipelines.tables.files import Table
 from services.errors import ConfigError, DataError, EnvironmentFault
 from services.settings.settings import Settings, inherited_environment
+from services.stream.erasure.tables import remove_outputs
 from tests.support.servers import Server, object_environment
 from tests.support.wait import wait_for
 
@@ -129,7 +131,7 @@ def test_a_killed_import_goes_on_where_it_was(shop: Shop, tmp_path: Path) -> Non
     command = [sys.executable, "-m", "infra.cli.main", "import", "items", str(path)]
     killed = subprocess.Popen(command, env={**inherited_environment(), **shop.settings.as_environment()})
     try:
-        wait_for(lambda: any((shop.settings.state_dir / "imports").glob("items-*.json")), what="the first batch")
+        wait_for(lambda: any(shop.settings.imports_dir.glob("items-*.json")), what="the first batch")
     finally:
         killed.kill()
         killed.wait()
@@ -139,6 +141,31 @@ def test_a_killed_import_goes_on_where_it_was(shop: Shop, tmp_path: Path) -> Non
     keys = [key for key, _ in shop.records("items")]
     assert len(set(keys)) == num
     assert len(keys) <= num + BATCH_ROWS
+
+
+def test_an_erasure_removes_the_rows_that_a_killed_import_left(shop: Shop, tmp_path: Path) -> None:
+    """The copies of a database's answer and of its events in order are in the folder that the worker looks through."""
+    path, now_s = tmp_path / "shop.db", int(time.time())
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE clicks (user_id TEXT, item_id TEXT, event_time INTEGER)")
+        made.executemany(
+            "INSERT INTO clicks VALUES ('ann', ?, ?)", ((f"i{at}", now_s - at) for at in range(40 * BATCH_ROWS))
+        )
+    made.close()
+    query = ("--query", "SELECT * FROM clicks ORDER BY event_time")
+    command = [sys.executable, "-m", "infra.cli.main", "import", "events", f"sqlite://{path}", *query]
+    killed = subprocess.Popen(command, env={**inherited_environment(), **shop.settings.as_environment()})
+    try:
+        wait_for(lambda: any(shop.settings.imports_dir.glob("events-*.json")), what="the first batch")
+    finally:
+        killed.kill()
+        killed.wait()
+    left = [path.suffix for path in each_file(shop.settings.state_dir) if b"ann" in path.read_bytes()]
+    is_free = remove_outputs(shop.settings.stages_dir, {"eve"}.__contains__)
+
+    assert {".arrow", ".parquet"} <= {*left}
+    assert is_free
+    assert not [path for path in each_file(shop.settings.state_dir) if b"ann" in path.read_bytes()]
 
 
 def test_without_a_broker_the_command_says_what_to_do(tmp_path: Path, broker: Server) -> None:
@@ -161,7 +188,7 @@ def test_commands_refuse_items_that_are_known_in_part(shop: Shop, tmp_path: Path
     snapshot.parent.mkdir(parents=True)
     snapshot.write_bytes(b"damaged")
     refused = [shop.run("items", str(path), "--again"), shop.command("add-items")]
-    recorded = [*(shop.settings.state_dir / "imports").glob("*.json")]
+    recorded = [*shop.settings.imports_dir.glob("*.json")]
     snapshot.unlink()
     done = shop.run("items", str(path))
 
@@ -175,7 +202,7 @@ def test_commands_refuse_items_that_are_known_in_part(shop: Shop, tmp_path: Path
 @pytest.mark.parametrize("kind", ["items", "events"])
 def test_an_import_waits_for_another_import(shop: Shop, tmp_path: Path, kind: str) -> None:
     """Imports share scratch files: a second import would send the other table's rows, or none."""
-    path, imports = tmp_path / "table.jsonl", shop.settings.state_dir / "imports"
+    path, imports = tmp_path / "table.jsonl", shop.settings.imports_dir
     path.write_text(json.dumps({"user_id": "u", "item_id": "sku-001", "event_time": int(time.time())}))
     command = [sys.executable, "-m", "infra.cli.main", "import", kind, str(path)]
     environment = {**inherited_environment(), **shop.settings.as_environment(), "COLUMNS": "300"}

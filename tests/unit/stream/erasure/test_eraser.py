@@ -9,7 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from filelock import FileLock
 
+from models.files import each_file
 from services.contracts.erasure import Erasure, ErasureStore
 from services.contracts.events import Impression
 from services.contracts.tenant import scoped
@@ -17,6 +19,7 @@ from services.features.erasing import FileRewrite
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure, LoggedImpression
 from services.stream.erasure.eraser import Eraser, ErasingFiles
+from services.stream.erasure.tables import SCRATCH, STAGES_LOCK
 from services.stream.log.kinds import IMPRESSIONS
 from services.stream.log.ledger import ErasureLedger
 from services.stream.log.offline_log import OfflineLog
@@ -191,6 +194,24 @@ def test_the_outputs_of_a_tenants_training_are_searched_for_the_ids_of_its_calle
 
     assert not output.exists()
     assert other.exists()
+
+
+@pytest.mark.parametrize("run", ["imports", "search"])
+def test_copies_that_killed_runs_left_are_removed(run: str, tmp_path: Path) -> None:
+    """An import's or search's copy of any format may hold the user; while such a run goes on, the store is open."""
+    scene = Scene(tmp_path)
+    folder = scene.files.stages_dir / run
+    table, progress = folder / SCRATCH / "downloads" / "events.csv.gz", folder / "events-1.json"
+    table.parent.mkdir(parents=True)
+    for path in (table, progress):
+        path.touch()
+    write_table(folder / SCRATCH / "ordered" / "000000.parquet")
+
+    with FileLock(folder / STAGES_LOCK):
+        assert "stage_cache" in scene.work()
+        assert len(list(each_file(folder / SCRATCH))) == 2
+    assert "stage_cache" not in scene.work()
+    assert (progress.exists(), list(each_file(folder / SCRATCH))) == (True, [])
 
 
 @pytest.mark.parametrize(
