@@ -1,6 +1,7 @@
 """The stack under test: the running stack, or a stack of these settings for the benchmark's duration (`--up`)."""
 
 import argparse
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -27,13 +28,14 @@ def parse_for_stack(parser: argparse.ArgumentParser, settings: Settings) -> argp
 
 @contextmanager
 def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
-    """Start a stack with these settings and stop it at the end if `is_started`; otherwise use the running one."""
+    """Start a stack and stop it at the end, also at SIGTERM, if `is_started`; otherwise use the running one."""
     if not is_started:
         yield
         return
     from infra.local.commands.down import stop_stack
     from infra.local.commands.up import spawn_stack, until_ready
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     child = spawn_stack(settings, ("infra.cli.main", "up"))
     try:
         until_ready(settings, child, sys.stderr)
