@@ -35,7 +35,7 @@ _POLL_MS = 200
 _MAX_TRIES = 10
 _BATCH_EVENTS = 1_000
 _REMEMBERED_MS = 86_400_000
-_GATHER_S = 0.25
+_GATHER_S = 0.5
 """Pause after a fetch with impressions: a fetch takes as much processor time as ten impressions."""
 _log = structlog.get_logger()
 
@@ -93,7 +93,8 @@ class ImpressionWorker:
         pending: list[LoggedImpression] = []
         last: dict[int, Record] = {}
         owned = cycle(consumer.partitions)
-        checkpoint, compact = Timer(self._pace.checkpoint_every_s), Timer(self._pace.compact_every_s)
+        checkpoint = Timer(self._pace.checkpoint_impressions_every_s)
+        compact = Timer(self._pace.compact_every_s)
         while not stop.is_set() and not self._renew_if_due():
             records = consumer.poll(_POLL_MS) if len(pending) < self._pace.max_pending_events else []
             impressions = self._decode(consumer, records)

@@ -29,6 +29,7 @@ from tests.support.stream.topics import read_topic
 TOPIC = "interactions"
 QUICK = Pace(
     checkpoint_every_s=0.1,
+    checkpoint_impressions_every_s=0.1,
     popularity_every_s=0.1,
     lag_every_s=0.1,
     renew_every_s=0.1,
