@@ -73,13 +73,13 @@ def items(
     options = tables.parsed("items")
     with audited(settings.state_dir, "import items"), run_lock(settings.imports_dir, out):
         path = _fetched(settings, source, query)
-        if first_bundle:
-            _publish_first(settings, open_items(path, options))
         with topic_sender(settings, settings.items_topic) as send, out.status("items") as status:
             catalogue = read_live_catalogue(settings)
             run = _run(settings, ("items", source, query, (options,)), path, send, status, again=again)
             delivered = progress_file(settings.imports_dir, "delivered", name_of(source, query), "")
             outcome, findings = import_items(run, delivered, catalogue, delete_missing=delete_missing)
+        if first_bundle:  # now that hidden items are known
+            _publish_first(settings, open_items(path, options))
         shutil.rmtree(_scratch(settings), ignore_errors=True)
     _report(outcome, findings)
 
@@ -199,5 +199,4 @@ def _publish_first(settings: "Settings", table: "ItemTable") -> None:
     store = BundleStore.of(settings, settings.first_name)
     if store.live_version() is not None:
         return
-    bundle = publish_items(store, table, datetime.now(UTC), partial(out.print, markup=False))
-    out.print(describe(bundle), markup=False)
+    out.print(describe(publish_items(store, table, datetime.now(UTC))), markup=False)

@@ -7,7 +7,6 @@ compared with nothing.
 
 import json
 import tempfile
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ _LEAST_COSINE = 0.01
 """Rounding error of the distance between texts without a common word."""
 
 
-def publish_items(store: BundleStore, table: ItemTable, now: datetime, report: Callable[[str], object]) -> Bundle:
+def publish_items(store: BundleStore, table: ItemTable, now: datetime) -> Bundle:
     """Publish a bundle of only these items and promote it, unless a version is live.
 
     Raises DataError naming the table, and BundleMoved if another bundle was promoted meanwhile.
@@ -42,8 +41,6 @@ def publish_items(store: BundleStore, table: ItemTable, now: datetime, report: C
     items, name = table.read_catalogue(), table.table.name
     if items.height < 2:
         raise DataError("", f"{items.height} items of {name} can be used; give at least 2", "'i42'")
-    for sentence in table.findings.sentences():
-        report(sentence)
     return _publish(store, items.with_columns(num_events=pl.lit(0)), Path(name).stem, now)
 
 

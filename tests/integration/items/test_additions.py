@@ -23,7 +23,7 @@ def test_items_of_topic_and_snapshot_are_offered_to_each_name(broker: Server, tm
     """A name without a bundle that takes items is reported with the reason, without a publication."""
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address, names="default,mail")
     store = BundleStore.of(settings)
-    publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), datetime(2026, 1, 2, tzinfo=UTC), lambda _: None)
+    publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), datetime(2026, 1, 2, tzinfo=UTC))
     process = Process(broker, settings.items_snapshot, is_worker=True)
     process.follower.start(30.0)
     process.follower.stop()

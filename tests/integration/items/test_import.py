@@ -16,6 +16,7 @@ from adbc_driver_postgresql import dbapi
 from kafka import KafkaConsumer, TopicPartition
 
 from models.files import each_file
+from models.registry.store import BundleStore
 from pipelines.imports.importing import BATCH_ROWS
 from pipelines.imports.sources import local_file
 from pipelines.runner.run_lock import run_lock_if_free
@@ -169,16 +170,18 @@ def test_an_erasure_removes_the_rows_that_a_killed_import_left(shop: Shop, tmp_p
 
 
 def test_without_a_broker_the_command_says_what_to_do(tmp_path: Path, broker: Server) -> None:
-    """A failed delivery records no progress."""
+    """A failed delivery records no progress, and publishes no bundle: it would show the items that are to be hidden."""
     shop, path = Shop(tmp_path / "state", broker), tmp_path / "items.csv"
     pl.DataFrame(ROWS).write_csv(path)
     broker.kill()
-    failed = shop.run("items", str(path))
+    failed = shop.run("items", str(path), "--first-bundle")
+    versions = BundleStore(shop.settings.bundle_root).versions()
     broker.start()
-    done = shop.run("items", str(path))
+    done = shop.run("items", str(path), "--first-bundle")
 
-    assert (failed.returncode, "tailrace up" in failed.stderr) == (1, True)
+    assert (failed.returncode, "tailrace up" in failed.stderr, versions) == (1, True, [])
     assert (done.returncode, len(shop.records("items"))) == (0, 120), done.stdout + done.stderr
+    assert BundleStore(shop.settings.bundle_root).live_version() is not None
 
 
 def test_commands_refuse_items_that_are_known_in_part(shop: Shop, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ ITEMS = pl.DataFrame(
 def store(tmp_path: Path) -> BundleStore:
     """A store with a live bundle of the items."""
     store = BundleStore(tmp_path / "bundles")
-    publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), NOW, lambda _: None)
+    publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), NOW)
     return store
 
 
@@ -87,7 +87,7 @@ def test_it_replaces_no_other_bundle(store: BundleStore) -> None:
     """A bundle that went live in the meantime is not replaced."""
     live = store.live_version()
     with pytest.raises(BundleMoved):
-        publish_items(store, ItemTable(Frame(ITEMS.head(3), "items.csv")), NOW, lambda _: None)
+        publish_items(store, ItemTable(Frame(ITEMS.head(3), "items.csv")), NOW)
 
     assert store.live_version() == live
 
@@ -95,4 +95,4 @@ def test_it_replaces_no_other_bundle(store: BundleStore) -> None:
 def test_one_item_is_no_shop(tmp_path: Path) -> None:
     """A single item is rejected, and the error names the table."""
     with pytest.raises(DataError, match=r"1 items of items\.csv"):
-        publish_items(BundleStore(tmp_path), ItemTable(Frame(ITEMS.head(1), "items.csv")), NOW, lambda _: None)
+        publish_items(BundleStore(tmp_path), ItemTable(Frame(ITEMS.head(1), "items.csv")), NOW)
