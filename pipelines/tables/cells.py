@@ -14,8 +14,14 @@ MISSING_WORDS = (
     "", "nan", "NaN", "NAN", "-nan", "-NaN", "<NA>", "NA", "N/A", "n/a", "#N/A", "#NA", "None", "null", "NULL", "Null",
     "(no genres listed)", "nil", "\\N", "undefined", "-", "--", "—", "–", "NaT",  # noqa: RUF001 - an en dash is what tables hold
 )  # fmt: skip
-_TRUE = ("true", "t", "yes", "y", "1", "1.0", "on", "in stock", "available", "active")
-_FALSE = ("false", "f", "no", "n", "0", "0.0", "off", "out of stock", "unavailable", "sold out", "inactive")
+_TRUE = (
+    *("true", "t", "yes", "y", "1", "1.0", "on", "in stock", "instock", "preorder", "backorder", "available"),
+    *("active", "enabled", "published"),
+)
+_FALSE = (
+    *("false", "f", "no", "n", "0", "0.0", "off", "out of stock", "outofstock", "sold out", "unavailable"),
+    *("inactive", "disabled", "discontinued", "draft", "archived", "unpublished"),
+)
 _CURRENCY = r"^[\s\p{Sc}]+|[\s\p{Sc}]+$|^(?:USD|EUR|GBP|CHF|JPY|Rs\.?)\s+|\s+(?:USD|EUR|GBP|CHF|JPY)$"
 _PLAIN = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
 _ENTITY = r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);"

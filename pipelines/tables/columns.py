@@ -71,6 +71,9 @@ _SUGGESTED: Mapping[str, tuple[str, ...]] = {
         "category", "genres", "genre", "class", "productcategory", "producttype", "categoryname", "tags", "type",
     ),
     "text": ("description", "bodyhtml", "body", "abstract", "overview", "summary", "plot"),
+    "available": ("availability", "isavailable", "instock", "published", "status"),
+    "published_ms": ("publishedat", "publishdate", "publicationdate"),
+    "expires_ms": ("expiresat", "expirydate", "expirationdate", "validuntil"),
 }  # fmt: skip
 """Names of other tools without case and punctuation, the likeliest first."""
 _IMPRESSIONS = re.compile(r"^\S+-[01](?: \S+-[01])*$")

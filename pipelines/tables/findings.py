@@ -60,11 +60,15 @@ class Findings:
             before, first = self._notes.get(what, (0, example))
             self._notes[what] = before + count, first or example
 
-    def unread(self, column: str, count: int, example: str) -> None:
-        """Count unreadable cells."""
+    def unread(self, column: str, count: int, example: str, fix: str = "") -> None:
+        """Count unreadable cells. `fix` says what to write in a column that decides whether an item is shown."""
         if count:
             self.num_unread[column] = self.num_unread.get(column, 0) + count
-            self.note(f"{{n}} values of column {column} cannot be read and are dropped", count, example)
+            hidden = (
+                f"column {column}: write {fix}; {{n}} items count as unavailable, since their values cannot be read"
+            )
+            dropped = f"{{n}} values of column {column} cannot be read and are dropped"
+            self.note(hidden if fix else dropped, count, example)
 
     def reject(self, reason: str, rows: Sequence[int], samples: Iterable[Mapping[str, str | None]] = ()) -> None:
         """Count rows set aside."""

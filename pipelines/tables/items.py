@@ -1,10 +1,12 @@
 """Rows of items: validation and normalisation. Rows of an item are merged: the first present value of each column wins.
 
-A bad cell costs only the cell: a price that is not a number, an attribute text that is too long. Only a row without a
-usable id is set aside.
+A bad cell costs only the cell: a price that is not a number, an attribute text that is too long. Where the cell decides
+whether the item is shown, the item counts as unavailable. Only a row without a usable id is set aside.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import polars as pl
 
@@ -15,7 +17,7 @@ from pipelines.tables.events import SAME_ITEM_NOTE, count_batch, id_text, reject
 from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad
 from pipelines.tables.options import TableOptions
-from pipelines.tables.times import times
+from pipelines.tables.times import DayOrder, any_times
 from services.contracts.items import MAX_TEXT_CHARS, MAX_TEXTS, MAX_TITLE_CHARS, MIN_TIME_MS
 
 ITEM_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -33,14 +35,29 @@ ITEM_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 ATTRIBUTE = "attributes."
 HEADER_AGAIN = "the header again"
 Reader = Callable[[pl.Series], pl.Series]
+_TIMES = ("published_ms", "expires_ms")
+_FLAG, _TIME = "true or false", "2026-12-31 or Unix milliseconds"
+"""What to write in the cells that decide whether an item is shown."""
 
 
-def survey_items(batches: Iterable[RowBatch], named: Named) -> IdColumn:
-    """Survey the form of the ids of the whole table."""
-    ids = IdColumn()
-    for batch in batches:
-        ids.look_at(present(as_text(batch.frame[named.column("item_id")]))[0])
-    return ids
+@dataclass(frozen=True, slots=True)
+class ItemSurvey:
+    """Facts of a whole table, needed before its rows are read: form of its ids (None: exact), day order of times."""
+
+    ids: IdColumn | None
+    days: DayOrder = field(default_factory=DayOrder)
+
+
+def survey_items(batches: Iterable[RowBatch], named: Named, *, is_exact: bool) -> ItemSurvey:
+    """Survey all rows; with `is_exact`, ids need no survey."""
+    surveyed = ItemSurvey(None if is_exact else IdColumn())
+    columns = [named.column(name) for name in _TIMES if name in named.fields]
+    for batch in batches if columns or not is_exact else ():
+        if surveyed.ids is not None:
+            surveyed.ids.look_at(present(as_text(batch.frame[named.column("item_id")]))[0])
+        for column in columns:
+            surveyed.days.look_at(batch.frame[column])
+    return surveyed
 
 
 def read_items(
@@ -48,7 +65,7 @@ def read_items(
     named: Named,
     options: TableOptions,
     sequences: frozenset[str],
-    ids: IdColumn | None,
+    about: ItemSurvey,
     findings: Findings,
     rejected_before: set[int],
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -58,18 +75,18 @@ def read_items(
     """
     frame = batch.frame
     broken = count_batch(batch, findings)
-    cells = _Cells(frame, named, options, sequences, findings)
-    columns = {
+    cells = _Cells(_without_zero_dates(frame, named), named, options, sequences, findings)
+    columns: dict[str, pl.Series] = {
         "row": batch.rows,
-        "item_id": id_text(frame[named.column("item_id")], "item_id", ids, findings),
+        "item_id": id_text(frame[named.column("item_id")], "item_id", about.ids, findings),
         "title": cells.text("title", MAX_TITLE_CHARS),
         "categories": cells.categories(),
         "text": cells.text("text", None),
-        "available": cells.read("available", flags, pl.Boolean),
-        "published_ms": cells.read("published_ms", _time_ms, pl.Int64),
-        "expires_ms": cells.read("expires_ms", _time_ms, pl.Int64),
+        "available": cells.read("available", _is_available, pl.Boolean, _FLAG),
+        **{name: cells.read(name, partial(_time_ms, about.days), pl.Int64, _TIME) for name in _TIMES},
         "value": cells.read("value", numbers, pl.Float64),
     }
+    columns["available"] = columns["available"].set(cells.is_doubtful, value=False)
     table = pl.DataFrame(columns, schema_overrides=ITEM_TYPES)
     attributes = [
         cells.attribute(name, column).alias(f"{ATTRIBUTE}{name}") for name, column in named.attributes.items()
@@ -144,6 +161,8 @@ class _Cells:
     ) -> None:
         self._frame, self._named, self._options, self._findings = frame, named, options, findings
         self._sequences = sequences
+        self.is_doubtful = pl.repeat(value=False, n=frame.height, eager=True)
+        """Which rows do not say whether their item may be shown now."""
 
     def text(self, field: str, max_chars: int | None) -> pl.Series:
         """Return a text, cut to its maximal length."""
@@ -161,11 +180,14 @@ class _Cells:
         self._findings.note(what, num_changed)
         return clean
 
-    def read(self, field: str, reader: Reader, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
-        """Return a field's values; unreadable values are missing and counted."""
+    def read(self, field: str, reader: Reader, dtype: pl.DataType | type[pl.DataType], fix: str = "") -> pl.Series:
+        """Return a field's values; unreadable values are missing and counted.
+
+        `fix` says what to write in a field that decides whether an item is shown.
+        """
         if field not in self._named.fields:
             return self._nothing(dtype)
-        return self._read(self._named.column(field), reader)
+        return self._read(self._named.column(field), reader, fix)
 
     def categories(self) -> pl.Series:
         """Return the categories of all category columns; a column of only flags contributes its name."""
@@ -257,15 +279,19 @@ class _Cells:
             [names if names is not None and len(names) else None for names in clean.to_list()], dtype=pl.List(pl.String)
         )
 
-    def _read(self, column: str, reader: Reader) -> pl.Series:
+    def _read(self, column: str, reader: Reader, fix: str = "") -> pl.Series:
         values = self._frame[column]
         parsed = reader(values)
         if parsed.null_count() == values.null_count():
             return parsed
-        written = as_text(values).str.strip_chars()
-        is_unread = (parsed.is_null() & (written != "")).fill_null(value=False)
+        written = as_text(values)
+        words, _ = present(written)
+        is_missing = values.is_null() | (written.is_not_null() & words.is_null())
+        is_unread = parsed.is_null() & ~(is_missing | values.is_nan() if values.dtype.is_float() else is_missing)
         if is_unread.any():
-            self._findings.unread(column, int(is_unread.sum()), str(written.filter(is_unread)[0])[:60])
+            example = words.filter(is_unread)[0] or values.filter(is_unread)[0]
+            self._findings.unread(column, int(is_unread.sum()), str(example)[:60], fix)
+            self.is_doubtful |= is_unread if fix else False
         return parsed
 
     def _decoded(self, words: pl.Series, column: str) -> pl.Series:
@@ -288,6 +314,26 @@ def _joined(parts: Sequence[pl.Series]) -> pl.Series:
     return frame.select(pl.concat_list(pl.all()).list.unique(maintain_order=True).alias("categories"))["categories"]
 
 
-def _time_ms(values: pl.Series) -> pl.Series:
-    parsed = times(values).dt.epoch("ms")
+def _is_available(values: pl.Series) -> pl.Series:
+    """Return flags; another number is a stock."""
+    return flags(values).fill_null(numbers(values) > 0)
+
+
+def _without_zero_dates(frame: pl.DataFrame, named: Named) -> pl.DataFrame:
+    """Return the cells without times before April 1970, such as 0000-00-00 or 0, by which tools mean none.
+
+    Other small numbers are in an unknown unit.
+    """
+    for name in (named.column(name) for name in _TIMES if name in named.fields):
+        words = as_text(frame[name]).str.strip_chars()
+        is_early = any_times(frame[name]).dt.epoch("ms") < MIN_TIME_MS
+        is_early &= ~words.str.contains(r"^\d{1,7}(?:\.\d*)?$")
+        is_early = is_early.fill_null(value=False) | words.str.contains(r"^0+(?:\.0*)?$|^0000-|^-\d+(?:\.\d*)?$")
+        if is_early.any():
+            frame = frame.with_columns(pl.when(~is_early.fill_null(value=False)).then(pl.col(name)).alias(name))
+    return frame
+
+
+def _time_ms(days: DayOrder, values: pl.Series) -> pl.Series:
+    parsed = any_times(values, days.day_first).dt.epoch("ms")
     return parsed.set((parsed < MIN_TIME_MS).fill_null(value=False), None)

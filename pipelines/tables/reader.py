@@ -91,13 +91,13 @@ class ItemTable:
     def read(self) -> pl.DataFrame:
         """Return a row per item, in order of first occurrence. Raises DataError if there is none."""
         table, findings, rejected_before = self.table, self.findings, set[int]()
-        ids = None if table.is_exact else survey_items(table.batches(), self.named)
-        if ids is not None:
-            ids.refuse(self.named.column("item_id"), table.name, "'i42'")
+        about = survey_items(table.batches(), self.named, is_exact=table.is_exact)
+        if about.ids is not None:
+            about.ids.refuse(self.named.column("item_id"), table.name, "'i42'")
         parts = []
         for batch in table.batches():
             good, rejected = read_items(
-                batch, self.named, self._options, table.sequences, ids, findings, rejected_before
+                batch, self.named, self._options, table.sequences, about, findings, rejected_before
             )
             parts.append(good)
             self._rejected.append(rejected)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 import polars as pl
 
+from pipelines.tables.cells import as_text
 from services.errors import DataError
 
 UTC_US = pl.Datetime("us", "UTC")
@@ -100,13 +101,18 @@ class SerialDays:
 
 def times(values: pl.Series, day_first: bool | None = None) -> pl.Series:
     """Return times in UTC, missing where absent, before 1970, or from 2100 on."""
-    parsed = _any(values, day_first)
+    parsed = any_times(values, day_first)
     is_usable = ((parsed >= FIRST_TIME) & (parsed < END_OF_TIMES)).fill_null(value=False)
-    return parsed.set(~is_usable, None).alias(values.name)
+    return parsed.set(~is_usable, None)
 
 
 def is_day(values: pl.Series) -> pl.Series:
     return (values.dt.epoch("us") % _DAY_US == 0).fill_null(value=False)
+
+
+def any_times(values: pl.Series, day_first: bool | None = None) -> pl.Series:
+    """Return times in UTC of the years 1 to 9999, missing where absent."""
+    return _any(values, day_first).alias(values.name)
 
 
 def _any(values: pl.Series, day_first: bool | None) -> pl.Series:
@@ -122,7 +128,7 @@ def _any(values: pl.Series, day_first: bool | None) -> pl.Series:
         return _of_floats(values.cast(pl.Float64, strict=False))
     if dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Binary):
         return pl.Series([None] * len(values), dtype=UTC_US)
-    return _of_text(values.cast(pl.String, strict=False).str.strip_chars(), day_first)
+    return _of_text(as_text(values).str.strip_chars(), day_first)
 
 
 def _utc(micros: pl.Expr) -> pl.Expr:

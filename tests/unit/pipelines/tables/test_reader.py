@@ -3,7 +3,7 @@
 import gzip
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -23,6 +23,7 @@ from pipelines.imports.sources import local_file
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN, ItemArguments, TableOptions
 from pipelines.tables.reader import EventTable, open_table
+from pipelines.tables.times import times
 from services.contracts.events import decode_interaction
 from services.contracts.items import decode_item
 from services.errors import ConfigError, DataError
@@ -564,6 +565,38 @@ def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, A
     }, findings
 
 
+@pytest.mark.parametrize(
+    ("column", "cells", "shown", "unread"),
+    [
+        ("available", ("yes", "", "NA", "InStock", "17", "2.5", "no", "0", "-3", "sold_out", "vielleicht"), 6, 1),
+        ("published_ms", ("", "0", "0000-00-00 00:00:00", "1950-12-31", "-600000000", "bald", "9999-12-31"), 5, 1),
+        ("expires_ms", ("", "9999-12-31", "2150-01-01T00:00:00Z", "0001-01-01", "1899-12-30", "46022", "1995"), 5, 2),
+        ("expires_ms", ("28/12/2099", "05/06/2099", "05/06/1999", "31.12.1999"), 2, 0),
+        ("expires_ms", ("2099-12-31", "05/06/2099"), 1, 1),
+    ],
+    ids=["available", "published", "expires", "the day first", "the day or the month first"],
+)
+def test_an_item_of_unclear_availability_is_not_shown(
+    column: str, cells: Sequence[str], shown: int, unread: int, tmp_path: Path
+) -> None:
+    """The note names the column, what to write, and an example; the words of tools for no date count as none."""
+    states, findings = states_of(
+        "\n".join([f"item_id,{column}", *map("i{0[0]},{0[1]}".format, enumerate(cells))]), tmp_path
+    )
+    layout = LiveItems()
+    layout.apply([*states.items()])
+
+    is_shown = [bool(layout.layout.columns.available[layout.layout.index(f"i{at}")]) for at in range(len(cells))]
+    assert is_shown == [at < shown for at in range(len(cells))]
+    assert findings.num_unread.get(column, 0) == unread
+    assert any(f"column {column}: write " in str(note) for note in findings.notes) == bool(unread)
+
+
+def test_a_time_that_is_no_text_is_not_read() -> None:
+    """Bytes in no encoding are missing, like any other unreadable time."""
+    assert times(pl.Series([b"\xff", b"2026-01-01"])).is_null().to_list() == [True, False]
+
+
 def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
     """Missing prices, long texts and reserved names are counted, and the items are kept."""
     rows = f"p1,19.9,3,short,yes\np2,—,4,short,perhaps\np3,$40,1,{'long ' * 80},no\np4,dear,1,,out_of_stock\n"
@@ -575,9 +608,8 @@ def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
         "p3": 40.0,
         "p4": None,
     }
-    assert [state.available for state in states.values()] == [True, True, False, False]
     assert "description" not in states["p3"].attributes
-    assert findings.num_unread == {"price": 2, "description": 1, "available": 1}
+    assert findings.num_unread == {"price": 1, "description": 1, "available": 1}
     assert sum("column popularity is skipped" in str(note) for note in findings.notes) == 1
 
 
