@@ -22,8 +22,9 @@ from pipelines.foreign.options import ImportArguments
 from pipelines.tables.options import ColumnArguments, ItemArguments
 
 if TYPE_CHECKING:
+    from pipelines.imports.delivered import Send
     from pipelines.imports.importing import ImportResult
-    from pipelines.imports.run import ImportRun, Send
+    from pipelines.imports.run import ImportRun
     from pipelines.tables.findings import Findings
     from pipelines.tables.reader import ItemTable
     from services.settings.settings import Settings
@@ -64,7 +65,7 @@ def items(
     from pipelines.imports.importing import progress_file
     from pipelines.imports.run import import_items, open_items
     from pipelines.imports.sources import name_of
-    from pipelines.publication.new_items import read_live_catalogue
+    from pipelines.publication.new_items import following_catalogue
     from pipelines.runner.run_lock import run_lock
     from services.observability.log_lines import configure_logging
 
@@ -73,11 +74,14 @@ def items(
     options = tables.parsed("items")
     with audited(settings.state_dir, "import items"), run_lock(settings.imports_dir, out):
         path = _fetched(settings, source, query)
-        with topic_sender(settings, settings.items_topic) as send, out.status("items") as status:
-            catalogue = read_live_catalogue(settings)
+        with (
+            topic_sender(settings, settings.items_topic) as send,
+            following_catalogue(settings) as catalogue,
+            out.status("items") as status,
+        ):
             run = _run(settings, ("items", source, query, (options,)), path, send, status, again=again)
             delivered = progress_file(settings.imports_dir, "delivered", name_of(source, query), "")
-            outcome, findings = import_items(run, delivered, catalogue, delete_missing=delete_missing)
+            outcome, findings = import_items(run, delivered, catalogue, again=again, delete_missing=delete_missing)
         if first_bundle:  # now that hidden items are known
             _publish_first(settings, open_items(path, options))
         shutil.rmtree(_scratch(settings), ignore_errors=True)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 _ACK_S = 30.0
 _RETRY_AFTER_S = 1.0
-Record = tuple[bytes, bytes | None]
-"""Key and value; None deletes the key's record from a compacted topic."""
+Record = tuple[bytes, bytes | None, *tuple[tuple[str, bytes], ...]]
+"""Key, value and headers; without a value it deletes the key's record from a compacted topic."""
 
 
 @contextmanager
@@ -49,5 +49,5 @@ def _send(producer: Any, topic: str, records: Sequence[Record]) -> None:
     from services.settings.kafka_clients import broker_as_dependency
 
     with broker_as_dependency():
-        for sent in [producer.send(topic, value, key) for key, value in records]:
+        for sent in [producer.send(topic, value, key, list(headers)) for key, value, *headers in records]:
             sent.get(_ACK_S)

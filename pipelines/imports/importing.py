@@ -3,8 +3,8 @@
     <folder>/<name>.json    number of delivered rows, and their hash
 
 An import first compares the source's rows with those delivered before. If they match, as in a source that only grew, it
-resumes after them; otherwise it starts from the beginning. That is safe: a delivery replaces an item with the same
-item, and an event that was delivered before counts once.
+resumes after them; otherwise it starts from the beginning. That is safe: an item or event that was delivered before
+counts once.
 """
 
 import hashlib
@@ -100,13 +100,16 @@ def _chained(first: pl.DataFrame | None, rows: Iterator[pl.DataFrame]) -> Iterat
 
 def _sum(rows: pl.DataFrame, offset: int) -> int:
     """Return the sum of the rows' hashes; each hash includes the row's position."""
+    return int(sum(row_hashes(rows.with_row_index("place", offset)).to_list())) % _MODULUS
+
+
+def row_hashes(rows: pl.DataFrame) -> pl.Series:
+    """Return a hash (UInt64) of each row's values by column, whatever its row number."""
+    columns = sorted((name, dtype) for name, dtype in rows.schema.items() if name != "row")
     content = [
-        pl.col(name).list.join("\x1f") if isinstance(dtype, pl.List) else pl.col(name)
-        for name, dtype in sorted(rows.schema.items())
-        if name != "row"
+        pl.col(name).list.join("\x1f") if isinstance(dtype, pl.List) else pl.col(name) for name, dtype in columns
     ]
-    hashes = rows.select(*content).with_row_index("place", offset).hash_rows(seed=36)
-    return int(sum(hashes.to_list())) % _MODULUS
+    return rows.select(pl.lit("\x1f".join(name for name, _ in columns)).alias(""), *content).hash_rows(seed=36)
 
 
 def progress_file(folder: Path, kind: str, name: str, options: object) -> Path:

@@ -9,7 +9,6 @@ import polars as pl
 
 from pipelines.tables.items import ATTRIBUTE
 from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction
-from services.contracts.items import ItemState, item_from
 from services.contracts.message import convert
 
 TOO_OLD = "event_time is too old for the stream; --table FILE keeps such events for `tailrace pipeline --events FILE`"
@@ -17,19 +16,12 @@ IN_FUTURE = "event_time is in the future"
 _FIELDS = ("title", "categories", "available", "published_ms", "expires_ms", "value")
 
 
-def item_states(items: pl.DataFrame) -> list[ItemState]:
-    """Return the states of the items, in row order."""
-    return [_state(row) for row in items.iter_rows(named=True)]
-
-
-def _state(row: dict[str, Any]) -> ItemState:
-    fields = {name: row[name] for name in _FIELDS if row[name] is not None}
-    attributes = {
-        name.removeprefix(ATTRIBUTE): value
-        for name, value in row.items()
-        if name.startswith(ATTRIBUTE) and value is not None
-    }
-    return item_from(row["item_id"], fields | {"attributes": attributes})
+def item_changes(items: pl.DataFrame) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each item's id and merge patch, in row order: its cells by column, null where they are empty."""
+    for row in items.iter_rows(named=True):
+        changes = {name: row[name] for name in _FIELDS if name in row}
+        attributes = {name.removeprefix(ATTRIBUTE): row[name] for name in row if name.startswith(ATTRIBUTE)}
+        yield row["item_id"], changes | ({"attributes": attributes} if attributes else {})
 
 
 def interactions(events: pl.DataFrame) -> list[Interaction]:

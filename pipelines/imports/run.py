@@ -3,21 +3,22 @@
 It knows neither the command line nor the broker: `send` returns when records are durable.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
 from pipelines.data.erased import keeps_unerased
-from pipelines.imports.delivered import Delivered, LiveCatalogue
-from pipelines.imports.importing import BATCH_ROWS, Import, ImportResult
+from pipelines.imports.delivered import Delivered, LiveCatalogue, Send
+from pipelines.imports.importing import Import, ImportResult, row_hashes
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.ordered import OrderedEvents
-from pipelines.imports.records import interactions, item_states, untimely
+from pipelines.imports.records import interactions, item_changes, untimely
 from pipelines.tables.columns import check_used
 from pipelines.tables.events import distinct
 from pipelines.tables.findings import Findings
+from pipelines.tables.items import ATTRIBUTE
 from pipelines.tables.options import TableOptions
 from pipelines.tables.reader import EventTable, ItemTable, open_table
 from services.contracts.events import MAX_EVENT_AGE_MS
@@ -32,8 +33,6 @@ KEPT = (
     "--delete-missing deletes them"
 )
 LOST = "{n} of an earlier import were lost with the broker and are sent again"
-Send = Callable[[Sequence[tuple[bytes, bytes | None]]], None]
-"""Sends keys and values; None deletes an item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,34 +66,52 @@ def open_items(path: Path, options: TableOptions) -> ItemTable:
 
 
 def import_items(
-    run: ImportRun, delivered_file: Path, catalogue: LiveCatalogue, *, delete_missing: bool = False
+    run: ImportRun,
+    delivered_file: Path,
+    catalogue: LiveCatalogue,
+    *,
+    again: bool = False,
+    delete_missing: bool = False,
 ) -> tuple[ImportResult, Findings]:
-    """Import items; return outcome and findings. Raises DataError, ConfigError, DependencyUnavailable.
+    """Import the items whose row is new or has changed, or all; return outcome and findings.
 
-    `delivered_file` records the items of this source. Items that have left it are noted, or deleted on request unless a
-    row is set aside, which may be theirs.
+    Only the fields of the table's columns change, and of the columns that it had before. `delivered_file` records the
+    items of this source. Items that have left it are noted, or deleted on request unless a row is set aside, which may
+    be theirs.
+
+    Raises DataError, ConfigError, DependencyUnavailable.
     """
     table = open_items(run.path, run.options)
     items = table.read().drop("text")
-    before, now = Delivered.read(delivered_file), frozenset(items["item_id"])
+    columns = [name for name in items.columns if name in table.named.fields or name.startswith(ATTRIBUTE)]
+    items = items.select("row", *columns)
+    before, now = Delivered.read(delivered_file), dict(zip(items["item_id"], row_hashes(items), strict=True))
     missing, lost = before.missing(now, catalogue), before.lost(catalogue)
+    is_due = [again or item_id in lost or before.hashes.get(item_id) != row for item_id, row in now.items()]
+    due = items.filter(pl.Series(is_due, dtype=pl.Boolean))
+    due = due.with_columns(pl.lit(None).alias(name) for name in sorted(before.columns.difference(columns)))
     deletes = delete_missing and not table.findings.num_set_aside
     what = DELETED if deletes else KEPT if delete_missing else LEFT
     table.findings.note(what, len(missing), missing[0] if missing else "")
-    Delivered(before.item_ids | now, before.topic_id or catalogue.topic_id).write(delivered_file)
+    if lost:
+        table.findings.note(LOST, len(lost & now.keys()), min(lost))
+        run.progress_file.unlink(missing_ok=True)  # of another topic
+    unsure = dict.fromkeys(due["item_id"])
+    all_columns, topic_id = before.columns.union(columns), before.topic_id or catalogue.topic_id
+    Delivered({**before.hashes, **unsure}, all_columns, topic_id).write(delivered_file)
 
     def deliver(batch: pl.DataFrame) -> None:
-        run.send([(state.key, state.encode()) for state in item_states(batch)])
+        run.send(catalogue.records(item_changes(batch)))
 
-    outcome = Import(lambda: [items], deliver, run.moved, run.progress_file).run()
-    again = items.head(outcome.num_before).filter(pl.col("item_id").is_in(lost))
-    table.findings.note(LOST, again.height, again["item_id"][0] if again.height else "")
-    for batch in again.iter_slices(BATCH_ROWS):
-        deliver(batch)
+    sent = Import(lambda: [due], deliver, run.moved, run.progress_file).run()
+    catalogue.settle(unsure, run.send)
     if deletes:
         run.send([(item_id.encode(), None) for item_id in missing])
-    Delivered(now if deletes else before.item_ids | now, catalogue.topic_id).write(delivered_file)
-    return outcome, table.findings
+    run.progress_file.unlink(missing_ok=True)
+    hashes = now if deletes else {**before.hashes, **now}
+    Delivered(hashes, frozenset(columns), catalogue.topic_id).write(delivered_file)
+    num_before = items.height - due.height + sent.num_before
+    return ImportResult(num_rows=items.height, num_before=num_before, is_again=False), table.findings
 
 
 def import_events(run: ImportRun, old: OldEvents | None, now_ms: int) -> tuple[ImportResult, Findings]:

@@ -5,7 +5,8 @@ waits for one, because codes and rows come from its texts; a hidden item waits u
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import polars as pl
@@ -27,25 +28,29 @@ TABLE = "the live catalogue"
 _FAILURES = (BundleError, ConfigError, DataError, OSError)
 
 
-def read_live_catalogue(settings: Settings) -> LiveCatalogue:
-    """Return the live catalogue, read to the topic's end.
+@contextmanager
+def following_catalogue(settings: Settings) -> Iterator[LiveCatalogue]:
+    """Provide the live catalogue, read to the topic's end and followed from there.
 
     Raises DependencyUnavailable if that was not possible: decisions on items must not rest on a part of their states.
     """
     items = LiveItems()
     topic = wanted_topic(settings, settings.items_topic)
     follower = ItemFollower(items, settings.kafka_address, topic.name, settings.items_snapshot, makes=topic)
-    follower.start(ITEMS_START_S)
-    follower.stop()
-    if items.knowledge is not Knowledge.CURRENT:
-        why = follower.failure or f"{ITEMS_START_S:g} s without a record before its end; read it again later"
-        raise DependencyUnavailable(f"the topic {topic.name}", 1.0, why)
-    return LiveCatalogue(items, follower.positions.topic_id)
+    try:
+        follower.start(ITEMS_START_S)
+        if items.knowledge is not Knowledge.CURRENT:
+            why = follower.failure or f"{ITEMS_START_S:g} s without a record before its end; read it again later"
+            raise DependencyUnavailable(f"the topic {topic.name}", 1.0, why)
+        yield LiveCatalogue(items, follower.positions.topic_id, follower)
+    finally:
+        follower.stop()
 
 
 def read_live_items(settings: Settings) -> LiveItems:
-    """Return the live catalogue's items. Raises as `read_live_catalogue`."""
-    return read_live_catalogue(settings).items
+    """Return the live catalogue's items. Raises as `following_catalogue`."""
+    with following_catalogue(settings) as catalogue:
+        return catalogue.items
 
 
 def new_items(items: LiveItems, store: BundleStore) -> pl.DataFrame:

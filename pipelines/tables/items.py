@@ -7,6 +7,7 @@ whether the item is shown, the item counts as unavailable. Only a row without a 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import polars as pl
 
@@ -18,7 +19,7 @@ from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad
 from pipelines.tables.options import TableOptions
 from pipelines.tables.times import DayOrder, any_times
-from services.contracts.items import MAX_TEXT_CHARS, MAX_TEXTS, MAX_TITLE_CHARS, MIN_TIME_MS
+from services.contracts.items import MAX_TEXT_CHARS, MAX_TEXTS, MAX_TIME_MS, MAX_TITLE_CHARS, MIN_TIME_MS
 
 ITEM_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "row": pl.Int64,
@@ -35,9 +36,10 @@ ITEM_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 ATTRIBUTE = "attributes."
 HEADER_AGAIN = "the header again"
 Reader = Callable[[pl.Series], pl.Series]
-_TIMES = ("published_ms", "expires_ms")
+_TIMES = {"published_ms": MAX_TIME_MS, "expires_ms": MIN_TIME_MS}
+"""The times that decide whether an item is shown, and values of items that are not."""
 _FLAG, _TIME = "true or false", "2026-12-31 or Unix milliseconds"
-"""What to write in the cells that decide whether an item is shown."""
+"""What to write in such cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +78,19 @@ def read_items(
     frame = batch.frame
     broken = count_batch(batch, findings)
     cells = _Cells(_without_zero_dates(frame, named), named, options, sequences, findings)
-    columns: dict[str, pl.Series] = {
+    columns = {
         "row": batch.rows,
         "item_id": id_text(frame[named.column("item_id")], "item_id", about.ids, findings),
         "title": cells.text("title", MAX_TITLE_CHARS),
         "categories": cells.categories(),
         "text": cells.text("text", None),
-        "available": cells.read("available", _is_available, pl.Boolean, _FLAG),
-        **{name: cells.read(name, partial(_time_ms, about.days), pl.Int64, _TIME) for name in _TIMES},
+        "available": cells.deciding("available", _is_available, pl.Boolean, False, _FLAG),
+        **{
+            name: cells.deciding(name, partial(_time_ms, about.days), pl.Int64, hidden, _TIME)
+            for name, hidden in _TIMES.items()
+        },
         "value": cells.read("value", numbers, pl.Float64),
     }
-    columns["available"] = columns["available"].set(cells.is_doubtful, value=False)
     table = pl.DataFrame(columns, schema_overrides=ITEM_TYPES)
     attributes = [
         cells.attribute(name, column).alias(f"{ATTRIBUTE}{name}") for name, column in named.attributes.items()
@@ -161,8 +165,6 @@ class _Cells:
     ) -> None:
         self._frame, self._named, self._options, self._findings = frame, named, options, findings
         self._sequences = sequences
-        self.is_doubtful = pl.repeat(value=False, n=frame.height, eager=True)
-        """Which rows do not say whether their item may be shown now."""
 
     def text(self, field: str, max_chars: int | None) -> pl.Series:
         """Return a text, cut to its maximal length."""
@@ -180,14 +182,23 @@ class _Cells:
         self._findings.note(what, num_changed)
         return clean
 
-    def read(self, field: str, reader: Reader, dtype: pl.DataType | type[pl.DataType], fix: str = "") -> pl.Series:
-        """Return a field's values; unreadable values are missing and counted.
+    def read(self, field: str, reader: Reader, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
+        """Return a field's values; unreadable values are missing and counted."""
+        if field not in self._named.fields:
+            return self._nothing(dtype)
+        return self._read(self._named.column(field), reader)[0]
 
-        `fix` says what to write in a field that decides whether an item is shown.
+    def deciding(
+        self, field: str, reader: Reader, dtype: pl.DataType | type[pl.DataType], hidden: Any, fix: str
+    ) -> pl.Series:
+        """Return the values of a field that decides whether an item is shown; unreadable values become `hidden`.
+
+        `fix` says what to write instead.
         """
         if field not in self._named.fields:
             return self._nothing(dtype)
-        return self._read(self._named.column(field), reader, fix)
+        parsed, is_unread = self._read(self._named.column(field), reader, fix)
+        return parsed.set(is_unread, hidden)
 
     def categories(self) -> pl.Series:
         """Return the categories of all category columns; a column of only flags contributes its name."""
@@ -235,14 +246,14 @@ class _Cells:
         """Return an attribute's values: numbers, flags, texts or lists of texts."""
         values, options = self._frame[column], self._options
         if {name, column} & options.numbers:
-            return self._read(column, numbers)
+            return self._read(column, numbers)[0]
         if {name, column} & options.flags:
-            return self._read(column, flags)
+            return self._read(column, flags)[0]
         dtype = values.dtype
         if dtype == pl.Boolean:
             return values
         if dtype.is_numeric():
-            return self._read(column, numbers)
+            return self._read(column, numbers)[0]
         if isinstance(dtype, pl.List | pl.Array):
             return self._texts(column, lists(values))
         if isinstance(dtype, pl.Datetime):
@@ -279,11 +290,10 @@ class _Cells:
             [names if names is not None and len(names) else None for names in clean.to_list()], dtype=pl.List(pl.String)
         )
 
-    def _read(self, column: str, reader: Reader, fix: str = "") -> pl.Series:
+    def _read(self, column: str, reader: Reader, fix: str = "") -> tuple[pl.Series, pl.Series]:
+        """Return a column's values, and which are unreadable; count these."""
         values = self._frame[column]
         parsed = reader(values)
-        if parsed.null_count() == values.null_count():
-            return parsed
         written = as_text(values)
         words, _ = present(written)
         is_missing = values.is_null() | (written.is_not_null() & words.is_null())
@@ -291,8 +301,7 @@ class _Cells:
         if is_unread.any():
             example = words.filter(is_unread)[0] or values.filter(is_unread)[0]
             self._findings.unread(column, int(is_unread.sum()), str(example)[:60], fix)
-            self.is_doubtful |= is_unread if fix else False
-        return parsed
+        return parsed, is_unread
 
     def _decoded(self, words: pl.Series, column: str) -> pl.Series:
         """Return texts without HTML entities."""

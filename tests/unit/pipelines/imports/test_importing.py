@@ -1,6 +1,7 @@
 """An import delivers each row, resumes after an interruption, and has no effect when repeated."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.imports.delivered import LiveCatalogue
+from pipelines.imports.delivered import Record
 from pipelines.imports.importing import BATCH_ROWS, ImportResult
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.ordered import OrderedEvents
@@ -18,58 +19,66 @@ from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN
 from services.contracts.erasure import Erasure
 from services.contracts.events import Interaction, decode_interaction
-from services.contracts.items import ItemState, decode_item
+from services.contracts.items import MAX_ATTRIBUTES, ItemState, decode_item
 from services.errors import ConfigError, DataError, DependencyUnavailable
 from services.features.schema import LogPosition
-from services.items.live_items import LiveItems
 from services.stream.decode import LoggedErasure
 from services.stream.log.ledger import ErasureLedger
+from tests.support.item_topic import ItemTopic
 
 BATCHES = 3
 
 
 class Shop:
-    """A catalogue whose broker fails after `num_batches`, and an import into it."""
+    """A topic of items whose broker fails after `num_batches`, and an import into it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.progress = folder / "p.json"
-        self.items: dict[str, ItemState | None] = {}
-        self.live = LiveItems()
-        self.topic_id = "t1"
+        self.topic = ItemTopic()
         self.sent: list[int] = []
         self.findings = Findings("items")
+        self.is_behind = False
+        """Whether records are read only when the reader has to catch up."""
+        self.before_send: Callable[[], object] = lambda: None
 
     def run(
-        self, rows: Sequence[dict[str, Any]], num_batches: int | None = None, *, delete_missing: bool = False
+        self,
+        rows: Sequence[dict[str, Any]],
+        num_batches: int | None = None,
+        *,
+        again: bool = False,
+        delete_missing: bool = False,
     ) -> ImportResult:
         """Run the import; the broker becomes unavailable after this number of batches."""
         left = [num_batches]
 
-        def send(records: Sequence[tuple[bytes, bytes | None]]) -> None:
+        def send(records: Sequence[Record]) -> None:
             if left[0] == 0:
                 raise DependencyUnavailable("broker", 1.0)
             left[0] = None if left[0] is None else left[0] - 1
             self.sent.append(len(records))
-            changes = [decode_item(key, value) for key, value in records]
-            self.items |= dict(changes)
-            self.live.apply(changes)
+            self.before_send()
+            for record in records:
+                self.topic.record(*record)
+            if not self.is_behind:
+                self.topic.read()
 
+        self.topic.read()
         path = self.folder / "items.csv"
         pl.DataFrame(rows, infer_schema_length=None).write_csv(path)
         run = ImportRun(path=path, options=PLAIN, send=send, progress_file=self.progress, scratch=self.folder / "s")
-        catalogue, delivered = LiveCatalogue(self.live, self.topic_id), self.folder / "delivered.json"
-        outcome, self.findings = import_items(run, delivered, catalogue, delete_missing=delete_missing)
+        delivered = self.folder / "delivered.json"
+        outcome, self.findings = import_items(
+            run, delivered, self.topic.catalogue, again=again, delete_missing=delete_missing
+        )
         return outcome
 
-    def lose_topic(self) -> None:
-        """Start over with an empty topic, as the embedded broker does, and without a snapshot."""
-        self.live, self.topic_id = LiveItems(), "t2"
-
     @property
-    def live_ids(self) -> set[str]:
-        """The items that answers may show."""
-        return {item_id for item_id in self.items if self.live.find(lambda layout: layout.state(item_id))}  # noqa: B023
+    def states(self) -> dict[str, ItemState]:
+        """The states of the items that are not deleted."""
+        stated = ((item_id, self.topic.live.stated(item_id)) for _, item_id in self.topic.live.layout.stated())
+        return {item_id: state for item_id, state in stated if state is not None}
 
     @property
     def notes(self) -> str:
@@ -90,39 +99,99 @@ def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path) -> None:
 
     assert (before, shop.sent[2:]) == ([BATCH_ROWS] * 2, [BATCH_ROWS, 7])
     assert (outcome.num_before, outcome.num_rows, outcome.is_again) == (2 * BATCH_ROWS, len(rows), False)
-    assert shop.items.keys() == {row["item_id"] for row in rows}
+    assert shop.states.keys() == {row["item_id"] for row in rows}
 
 
-@given(first=st.integers(1, 40), more=st.integers(0, 40), changed=st.booleans())
-def test_a_source_that_grew_sends_what_is_new_and_one_that_changed_all(
-    tmp_path_factory: pytest.TempPathFactory, first: int, more: int, changed: bool
+@given(first=st.integers(1, 40), more=st.integers(0, 40), changed=st.sets(st.integers(0, 39)), begun=st.booleans())
+def test_rows_that_are_new_or_have_changed_are_sent(
+    tmp_path_factory: pytest.TempPathFactory, first: int, more: int, changed: set[int], begun: bool
 ) -> None:
-    """Appended rows are sent, a changed source is sent completely; the catalogue then equals the source."""
+    """Wherever they are in the source, and also those that an interrupted import may have sent in another form."""
     shop = Shop(tmp_path_factory.mktemp("grown"))
-    shop.run(table(first))
+    now = table(first + more)
+    changed = {at for at in changed if at < first}
+    shop.run(now[:first])
+    if begun:
+        between = [row | {"title": "Between"} if at in changed else row for at, row in enumerate(now[:first])]
+        with contextlib.suppress(DependencyUnavailable):
+            shop.run(between, num_batches=0)
+    for at in () if begun else changed:
+        now[at]["title"] = "Other"
     shop.sent.clear()
-    now = table(first + more, "Other" if changed else "Item")
-    outcome = shop.run(now)
+    outcome = shop.run(now[::-1])
 
-    assert sum(shop.sent) == (first + more if changed else more)
-    assert outcome.is_again == changed
-    titles = {name: state.title for name, state in shop.items.items() if state is not None}
+    assert sum(shop.sent) == more + len(changed)
+    assert (outcome.num_rows, outcome.num_before) == (first + more, first - len(changed))
+    titles = {name: state.title for name, state in shop.states.items()}
     assert titles == {row["item_id"]: row["title"] for row in now}
+
+
+def test_a_renamed_attribute_is_a_change(tmp_path: Path) -> None:
+    """The values are the same, and the name is another."""
+    shop = Shop(tmp_path)
+    for name in ("colour", "color"):
+        shop.run([{"item_id": "a", name: "red"}])
+
+    assert shop.states["a"] == ItemState(item_id="a", attributes={"color": "red"})
+
+
+def test_an_item_that_was_changed_since_keeps_its_state(tmp_path: Path) -> None:
+    """If the table says whether items are available, only until the item's row changes, or with `again`."""
+    shop, rows = Shop(tmp_path), [row | {"available": "yes"} for row in table(3)]
+    shop.run(rows)
+    shop.topic.patch("i0", available=False)
+    rows[1]["title"] = "Other"
+    shop.run(rows)
+    is_hidden = [shop.topic.live.hides("i0")]
+    shop.run(rows, again=True)
+    is_hidden.append(shop.topic.live.hides("i0"))
+
+    assert is_hidden == [True, False]
+    assert shop.topic.live.stated("i1") == ItemState(item_id="i1", title="Other")
+
+
+def test_a_row_changes_only_the_fields_of_the_tables_columns(tmp_path: Path) -> None:
+    """Other fields stay, attributes as far as there is room; an empty cell and a dropped column remove the value."""
+    shop = Shop(tmp_path)
+    shop.run([{"item_id": "a", "title": "A", "colour": "red", "size": "s", "brand": "b"}])
+    shop.topic.patch("a", available=False, attributes={"promoted": True, "colour": "blue"})
+    shop.run([{"item_id": "a", "title": "B", "colour": "red", "size": None}])
+
+    attributes = {"promoted": True, "colour": "red"}
+    assert shop.topic.live.stated("a") == ItemState(item_id="a", title="B", available=False, attributes=attributes)
+    shop.topic.patch("a", attributes={f"own{number}": 1.0 for number in range(MAX_ATTRIBUTES - 2)})
+    shop.run([{"item_id": "a", "title": "C", "colour": "red", "size": "l"}])
+    assert shop.topic.live.stated("a") == ItemState(
+        item_id="a", title="C", available=False, attributes={"colour": "red", "size": "l"}
+    )
+
+
+def test_a_change_during_an_import_is_kept(tmp_path: Path) -> None:
+    """The import has not read it when it sends the row; after compaction the item's last record has both changes."""
+    shop = Shop(tmp_path)
+    shop.run(table(2))
+    shop.is_behind, shop.before_send = True, lambda: len(shop.topic.log) > 2 or shop.topic.patch("i0", available=False)
+    shop.run(table(2, "Other"))
+    expected = ItemState(item_id="i0", title="Other 0", available=False)
+
+    assert shop.topic.live.stated("i0") == expected
+    (last,) = [record for record in shop.topic.log if record.key == b"i0"][-1:]
+    assert decode_item(last.key, last.value) == ("i0", expected)
+    assert shop.topic.live.stated("i1") == ItemState(item_id="i1", title="Other 1")
 
 
 def test_items_that_left_the_source_are_noted_and_deleted_on_request(tmp_path: Path) -> None:
     """They stay live until --delete-missing; items that someone else put are never deleted."""
     shop = Shop(tmp_path)
     shop.run(table(5))
-    shop.live.apply([("own", ItemState(item_id="own", title="Own"))])
-    shop.items["own"] = None
+    shop.topic.patch("own", title="Own")
     shop.run(table(3))
-    kept, notes = shop.live_ids, shop.notes
+    kept, notes = {*shop.states}, shop.notes
     shop.run(table(3), delete_missing=True)
 
     assert kept == {"i0", "i1", "i2", "i3", "i4", "own"}
     assert "2 of an earlier import are not in the table and stay live; --delete-missing deletes them" in notes
-    assert shop.live_ids == {"i0", "i1", "i2", "own"}
+    assert {*shop.states} == {"i0", "i1", "i2", "own"}
     shop.run(table(3))
     assert shop.notes == ""
 
@@ -132,28 +201,29 @@ def test_an_item_whose_row_is_set_aside_is_not_deleted(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.run(table(5))
     shop.run([*table(3), {"item_id": "i3\x00", "title": "Item 3"}], delete_missing=True)
-    kept, notes = shop.live_ids, shop.notes
+    kept, notes = {*shop.states}, shop.notes
     shop.run(table(4), delete_missing=True)
 
     assert kept == {"i0", "i1", "i2", "i3", "i4"}
     assert "2 of an earlier import are not in the table and stay live, because rows are set aside" in notes
-    assert shop.live_ids == {"i0", "i1", "i2", "i3"}
+    assert {*shop.states} == {"i0", "i1", "i2", "i3"}
 
 
 def test_items_that_were_lost_with_their_topic_are_sent_again(tmp_path: Path) -> None:
     """A state that the new topic or the snapshot has is kept: it may be newer than the source."""
     shop = Shop(tmp_path)
     shop.run(table(5))
-    shop.lose_topic()
-    kept = [("i1", None), ("i2", ItemState(item_id="i2", available=False))]
-    shop.live.apply(kept)
+    shop.topic = ItemTopic("t2")
+    shop.topic.record(b"i1", None)
+    shop.topic.patch("i2", available=False)
+    shop.topic.read()
     with pytest.raises(DependencyUnavailable):
         shop.run(table(5), num_batches=0)
     shop.run(table(5))
 
     assert "3 of an earlier import were lost with the broker and are sent again" in shop.notes
-    assert shop.live_ids == {"i0", "i2", "i3", "i4"}
-    assert shop.live.hides("i2")
+    assert {*shop.states} == {"i0", "i2", "i3", "i4"}
+    assert shop.topic.live.hides("i2")
     shop.sent.clear()
     shop.run(table(5))
     assert shop.sent == []
@@ -166,7 +236,7 @@ def test_a_damaged_record_of_progress_begins_again(tmp_path: Path, written: byte
     shop.progress.write_bytes(written)
     shop.run(table(5))
 
-    assert len(shop.items) == 5
+    assert len(shop.states) == 5
 
 
 def test_a_row_that_cannot_be_used_is_named_and_the_others_are_sent(tmp_path: Path) -> None:
@@ -178,7 +248,7 @@ def test_a_row_that_cannot_be_used_is_named_and_the_others_are_sent(tmp_path: Pa
     assert {reason: rejection.rows for reason, rejection in shop.findings.set_aside.items()} == {
         "item_id": [5, BATCH_ROWS + 3]
     }
-    assert len(shop.items) == len(rows) - 2
+    assert len(shop.states) == len(rows) - 2
 
 
 def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.data.ingest import IngestSources, open_tables
-from pipelines.imports.delivered import LiveCatalogue
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.imports.sources import local_file
@@ -28,6 +27,7 @@ from services.contracts.events import decode_interaction
 from services.contracts.items import decode_item
 from services.errors import ConfigError, DataError
 from services.items.live_items import LiveItems
+from tests.support.item_topic import ItemTopic
 
 NOW_MS = 1_780_100_000_000
 """A day after the events of most cases."""
@@ -70,8 +70,8 @@ def items_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any,
     piped = [(row["item_id"], row["title"], row["categories"]) for row in table.read_catalogue().to_dicts()]
     sent: list[Any] = []
     run = ImportRun(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
-    _, findings = import_items(run, folder / "delivered.json", LiveCatalogue(LiveItems(), "t"))
-    states = [decode_item(key, value) for key, value in sent]
+    _, findings = import_items(run, folder / "delivered.json", ItemTopic().catalogue)
+    states = [decode_item(key, value) for key, value, _ in sent]
     imported = [(name, state.title or name, [*(state.categories or ())]) for name, state in states if state is not None]
     return [(piped, table.findings), (imported, findings)]
 
@@ -559,9 +559,9 @@ def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, A
         progress_file=tmp_path / "p.json",
         scratch=tmp_path / "s",
     )
-    _, findings = import_items(run, tmp_path / "delivered.json", LiveCatalogue(LiveItems(), "t"))
+    _, findings = import_items(run, tmp_path / "delivered.json", ItemTopic().catalogue)
     return {
-        name: state for name, state in (decode_item(key, value) for key, value in sent) if state is not None
+        name: state for name, state in (decode_item(key, value) for key, value, _ in sent) if state is not None
     }, findings
 
 
