@@ -12,12 +12,13 @@ version with corrupt content is never retried by this process. The follower does
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
-from models.errors import BundleCorrupt, BundleIncomplete
+from models.errors import BundleCorrupt, BundleIncomplete, StoreUnavailable
 from models.registry.bundle import Bundle
 from models.registry.canary import Canary
 from models.registry.name_record import NameRecord
@@ -27,6 +28,8 @@ log = structlog.get_logger()
 
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
+_READ_AGAIN_S = 60.0
+"""A record is read again after this time, though its mark is the same: the read or the mark may have been wrong."""
 
 Loaded = TypeVar("Loaded")
 
@@ -63,18 +66,18 @@ class BundleFollower(Generic[Loaded]):
         load: Callable[[Bundle], Loaded],
         hand_over: Callable[[Serving[Loaded]], None],
         clock: Callable[[], float] = time.monotonic,
-        polled: Callable[[], object] = lambda: None,
     ) -> None:
-        """Store the callbacks. `hand_over` must not fail; `polled` is called after each read of the record."""
-        self._store = store
+        """Store the callbacks. `hand_over` must not fail."""
+        self.store = store
         self._load = load
         self._hand_over = hand_over
         self._clock = clock
-        self._polled = polled
         self.serving: Serving[Loaded] = Serving()
         """The serving versions that were handed over last."""
         self.is_record_corrupt = False
         """Whether the name's record could not be decoded at the last read."""
+        self._read: tuple[NameRecord, str | None, float] | None = None
+        """The record, its mark and the time, unless the last read failed."""
         self._corrupt: set[str] = set()
         self._failed: dict[str, _Failure] = {}
 
@@ -82,6 +85,15 @@ class BundleFollower(Generic[Loaded]):
     def failed(self) -> frozenset[str]:
         """The versions that serve under the name and could not be loaded at the last attempt."""
         return frozenset(self._failed)
+
+    def is_due(self, marks: Mapping[str, str] | None) -> bool:
+        """Whether `refresh` may have work, by the marks of the names' records; None if they are unknown."""
+        if self._read is None:
+            return True
+        record, mark, read_s = self._read
+        has_changed = marks is not None and (mark is None or mark != marks.get(self.store.name))
+        is_missing = any(version not in self.serving.loaded and self._is_due(version) for version in record.serving)
+        return has_changed or is_missing or self._clock() >= read_s + _READ_AGAIN_S
 
     def refresh(self) -> None:
         """Read the record once and load its versions if they are due. Never raises."""
@@ -94,28 +106,28 @@ class BundleFollower(Generic[Loaded]):
                 if version not in self.serving.loaded and self._is_due(version):
                     self._try(version, record)
         except Exception as error:  # loaded versions must keep serving
-            log.exception("name_unreadable", name=self._store.name, live=self.serving.live, error=repr(error))
-        finally:
-            self._polled()
+            log.exception("name_unreadable", name=self.store.name, live=self.serving.live, error=repr(error))
 
     def _record(self) -> NameRecord | None:
         """Return the name's record.
 
         If it cannot be decoded, return this machine's last valid record before the first load, otherwise None.
         """
+        self._read, now_s = None, self._clock()
         try:
-            record = self._store.record()
+            record, mark = self.store.marked_record()
         except BundleCorrupt as error:
             if not self.is_record_corrupt:
-                log.exception("name_record_corrupt", name=self._store.name, live=self.serving.live, error=str(error))
+                log.exception("name_record_corrupt", name=self.store.name, live=self.serving.live, error=str(error))
             self.is_record_corrupt = True
-            return self._store.last_valid_record() if self.serving.live is None else None
+            return self.store.last_valid_record() if self.serving.live is None else None
         self.is_record_corrupt = False
+        self._read = record, mark, now_s
         return record
 
     def _try(self, version: str, record: NameRecord) -> None:
         try:
-            loaded = self._load(self._store.open(version))
+            loaded = self._load(self.store.open(version))
         except Exception as error:  # the other versions must keep serving
             log.exception("bundle_refused", version=version, live=self.serving.live, error=repr(error))
             self._record_failure(version, error)
@@ -143,3 +155,12 @@ class BundleFollower(Generic[Loaded]):
         before = self._failed.get(version)
         pause_s = _FIRST_PAUSE_S if before is None else min(_MAX_PAUSE_S, 2 * before.pause_s)
         self._failed[version] = _Failure(pause_s, self._clock() + pause_s)
+
+
+def due_names(followers: Mapping[str, BundleFollower[Any]]) -> list[str]:
+    """Return the names of one storage whose followers may have work, by one look at all records. Never raises."""
+    marks = None
+    with suppress(StoreUnavailable):
+        for follower in [*followers.values()][:1]:
+            marks = follower.store.marks(followers)
+    return [name for name, follower in followers.items() if follower.is_due(marks)]

@@ -30,7 +30,7 @@ where the data is kept: a folder or an object store.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -189,7 +189,26 @@ class BundleStore:
 
         One small read. Raises BundleCorrupt or StoreUnavailable.
         """
-        return self._read()[0]
+        return self.marked_record()[0]
+
+    def marked_record(self) -> tuple[NameRecord, str | None]:
+        """Return the record as `record` does, and its mark; None without a record, or while the store is unavailable.
+
+        Records with equal marks are equal.
+        """
+        content, mark = self._storage.read_record(self.name)
+        if content is None:
+            return NameRecord(), mark
+        record = decode_record(content, f"names/{self.name}.json in {self._storage}")
+        self._storage.keep_record(self.name, content)
+        return record, mark
+
+    def marks(self, names: Collection[str]) -> Mapping[str, str]:
+        """Return the marks of those of these names that have a readable record.
+
+        Costs less than reading the records. Raises StoreUnavailable.
+        """
+        return self._storage.marks(names)
 
     def last_valid_record(self) -> NameRecord | None:
         """Return the last valid record of this store's name on this machine, or None."""
@@ -513,18 +532,10 @@ class BundleStore:
         except BundleError:
             return False
 
-    def _read(self) -> tuple[NameRecord, str | None]:
-        content, mark = self._storage.read_record(self.name)
-        if content is None:
-            return NameRecord(), mark
-        record = decode_record(content, f"names/{self.name}.json in {self._storage}")
-        self._storage.keep_record(self.name, content)
-        return record, mark
-
     def _change(self, change: Callable[[NameRecord], NameRecord]) -> tuple[NameRecord, NameRecord]:
         """Replace the record by `change(record)`, retried after a concurrent change; return the old and new record."""
         while True:
-            before, mark = self._read()
+            before, mark = self.marked_record()
             after = change(before)
             if after == before or self._storage.swap_record(self.name, mark, after.encode()):
                 return before, after

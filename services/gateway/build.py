@@ -157,6 +157,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     """Compose the data plane. Call in the event loop that will serve; starts nothing."""
     metrics = GatewayMetrics(ports.registry)
     metrics.llm_replicas_wanted.set(config.num_llm_models)
+    metrics.bundle_store_lost.set_function(lambda: ports.bundles.is_lost)
     answer_metrics = AnswerMetrics(metrics)
     names = Names(
         [

@@ -1,17 +1,17 @@
 """The loaded models of one process: loads a name when it is first asked for, off the request path, and unloads others.
 
-`ResidencyTable` decides, threads of this module do the work: several fetch files, two follow the records of resident
-names, and a single thread loads and unloads, so that loading takes at most one core from requests. A name is fetched
-and loaded once, however many requests ask for it meanwhile. A failed name is retried after a second when it is asked
-for again, with the pause doubling after each consecutive failure up to a minute. The module does not know what a model
-is.
+`ResidencyTable` decides, threads of this module do the work: several fetch files, two follow the resident names whose
+records have changed, and a single thread loads and unloads, so that loading takes at most one core from requests. A
+name is fetched and loaded once, however many requests ask for it meanwhile. A failed name is retried after a second
+when it is asked for again, with the pause doubling after each consecutive failure up to a minute. The module does not
+know what a model is.
 """
 
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -22,7 +22,6 @@ from services.contracts.fairness import FairOrder
 from services.contracts.tenant import tenant_of_name
 from services.observability.metrics import ResidencyMetrics
 from services.residency.state import FORGET_S, Actions, ModelBytes, Residency, ResidencyTable, TooLarge
-from services.residency.turns import PollTurns
 
 log = structlog.get_logger()
 
@@ -51,8 +50,12 @@ class ModelSource(Protocol[Model]):
         """Load a fetched model."""
         ...
 
+    def due(self, models: Mapping[str, Model]) -> Collection[str]:
+        """Return the names that `refresh` may have work for. Called at each poll with the resident names."""
+        ...
+
     def refresh(self, name: str, model: Model) -> None:
-        """Follow the name's record. Called at each poll while the name is resident. Never raises."""
+        """Follow the name's record. Never raises."""
         ...
 
     def is_broken(self, model: Model) -> bool:
@@ -102,12 +105,12 @@ class Residents(Generic[Model]):
         self._clock = clock
         self._changed = threading.Condition(threading.RLock())  # guards the table and what follows
         self._models: dict[str, Model] = {}
-        self._turns = PollTurns(poll_s)
         self._fetching: dict[str, _Asked] = {}
         self._to_fetch: dict[str, dict[str, _Asked]] = {}
         """The names whose files are fetched next, by tenant."""
         self._fetch_order = FairOrder()
         self._acted_s = -math.inf
+        self._is_looking = False
         self._refreshing: set[str] = set()
         self._failures: dict[str, LoadFailure] = {}
         self._reported_bytes: dict[str, int] = {}
@@ -290,7 +293,6 @@ class Residents(Generic[Model]):
             return
         with self._changed:
             self._models[name] = model
-            self._turns.add(name, time.monotonic())
             self._failures.pop(name, None)
             self._table.loaded(name, self._clock())
             self._metrics.load_failed.labels(self._metrics.part, name).set(self._source.is_broken(model))
@@ -304,7 +306,6 @@ class Residents(Generic[Model]):
     def _unload(self, name: str) -> None:
         with self._changed:
             model = self._models.pop(name)
-            self._turns.remove(name)
         try:
             self._source.unload(name, model)
         except Exception:  # a draining name would block the loads of all others
@@ -356,22 +357,29 @@ class Residents(Generic[Model]):
         log.error("model_refused", name=name, retry_after_s=pause_s, error=repr(error))
 
     def _poll(self) -> None:
-        """Follow the names one after another, each once in `poll_s`: together they would take time from requests."""
-        act_s = time.monotonic() + self._poll_s
-        while not self._stopped.wait(max(0.0, min(act_s, self._turns.next_s) - time.monotonic())):
+        while not self._stopped.wait(self._poll_s):
             with self._changed:
                 if self._stopped.is_set():
                     return
-                now_s = time.monotonic()
-                if is_round := now_s >= act_s:
-                    act_s = now_s + self._poll_s
-                    for name in self._table.pinned:
-                        self._ask_for(name)
-                due = self._turns.take(now_s)
-                if is_round or self._table.idle_s is not None:
+                for name in self._table.pinned:
+                    self._ask_for(name)
+                self._act()
+                if not self._is_looking:
+                    self._is_looking = True
+                    self._followers.submit(self._follow_due, dict(self._models))
+
+    def _follow_due(self, models: Mapping[str, Model]) -> None:
+        """Follow the names whose records have changed: reads of all records would take time from requests."""
+        due: Collection[str] = ()
+        try:
+            due = self._source.due(models)
+        finally:
+            with self._changed:
+                self._is_looking = False
+                if due and not self._stopped.is_set():
                     self._act()  # before a follow, whose reference would keep an idle name
-                if due is not None:
-                    self._follow(due)
+                    for name in due:
+                        self._follow(name)
 
     def _follow(self, name: str) -> None:
         if name in self._models and name not in self._refreshing and self._table.acquire(name, None):

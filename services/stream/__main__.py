@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain, cycle
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import REGISTRY
 
 from models.registry.bundle import Bundle
-from models.registry.bundle_follower import BundleFollower, Serving
+from models.registry.bundle_follower import BundleFollower, Serving, due_names
 from models.registry.store import BundleStore
 from services.contracts.erasure import ErasureStore
 from services.contracts.event_roles import read_event_roles
@@ -58,7 +58,7 @@ _IMPRESSION_WAITS = FetchWaits(busy_ms=200, quiet_ms=500, untouched_ms=1_000)
 _SNAPSHOT_EVERY_S = 10.0
 _LIST_EVERY_S = 20.0
 _LEAST_PAUSE_S = 0.02
-"""Least time between two polls of names: of many names, each is polled less often than `bundle_poll_s`."""
+"""Least time between two reads of names' records."""
 
 
 def main() -> None:
@@ -142,7 +142,7 @@ class _Listing:
     """
 
     def __init__(self, settings: Settings, counted: "ItemsToCount") -> None:
-        store, poll_s = BundleStore.of(settings), settings.bundle_poll_s
+        store, self._poll_s = BundleStore.of(settings), settings.bundle_poll_s
         self._followers = {
             name: BundleFollower(store.named(name), Bundle.item_ids, partial(counted.replace, name))
             for name in settings.served_names
@@ -150,7 +150,6 @@ class _Listing:
         is_many = settings.llm_memory_gib is not None
         self._listed_first = {settings.first_name, *settings.resident_names} if is_many else set(self._followers)
         self._counted = counted
-        self._pause_s = max(poll_s / len(self._followers), _LEAST_PAUSE_S)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="listing", daemon=True)
 
@@ -165,10 +164,12 @@ class _Listing:
         self._stopped.set()
 
     def _follow(self) -> None:
-        for follower in cycle(self._followers.values()):
-            if self._stopped.wait(self._pause_s):
-                return
-            follower.refresh()
+        while not self._stopped.wait(self._poll_s):
+            for name in due_names(self._followers):
+                self._followers[name].refresh()
+                self._counted.list_replaced()
+                if self._stopped.wait(_LEAST_PAUSE_S):
+                    return
             self._counted.list_replaced()
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from glob import escape
 from hashlib import sha256
@@ -46,6 +46,14 @@ class FolderStorage:
             content = self._record(name).read_bytes()
             return StoredRecord(content, sha256(content).hexdigest())
         return StoredRecord(self._from_pointer_files() if name == DEFAULT_NAME else None, None)
+
+    def marks(self, names: Collection[str]) -> Mapping[str, str]:
+        """Return the marks of those of these names that have a readable record."""
+        marks = {}
+        for name in names:
+            with suppress(OSError):
+                marks[name] = sha256(self._record(name).read_bytes()).hexdigest()
+        return marks
 
     def keep_record(self, name: str, content: bytes) -> None:
         """Do nothing: the records are on this machine."""

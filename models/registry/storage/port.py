@@ -1,5 +1,6 @@
 """The interface that a store of bundles requires from its storage."""
 
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -29,6 +30,10 @@ class Storage(Protocol):
 
     def read_record(self, name: str) -> StoredRecord:
         """Return a name's record. One small read. Raises StoreUnavailable."""
+        ...
+
+    def marks(self, names: Collection[str]) -> Mapping[str, str]:
+        """Return the marks of those of these names that have a readable record. Raises StoreUnavailable."""
         ...
 
     def keep_record(self, name: str, content: bytes) -> None:

@@ -206,7 +206,7 @@ class LiveBundle:
         self._popular: tuple[str, bytes] | None = None
         self.reserve: Callable[[ModelBytes], bool] | None = None
         """Counts the memory of all versions of the name; returns whether it fits. None where it is not counted."""
-        self._follower = self._follow()
+        self.follower = self._follow()
 
     @property
     def is_loaded(self) -> bool:
@@ -225,7 +225,7 @@ class LiveBundle:
     @property
     def is_broken(self) -> bool:
         """Whether a version that serves under the name could not be loaded at the last attempt."""
-        return bool(self._follower.failed)
+        return bool(self.follower.failed)
 
     @property
     def canary(self) -> Canary | None:
@@ -274,7 +274,8 @@ class LiveBundle:
 
     def poll(self) -> None:
         """Refresh in this thread. Never raises."""
-        self._follower.refresh()
+        self.follower.refresh()
+        self._metrics.name_record_corrupt.labels(self.name).set(self.follower.is_record_corrupt)
 
     def fetch(self) -> ModelBytes:
         """Bring the files of the serving versions to this machine, and return the memory that they will take.
@@ -294,7 +295,7 @@ class LiveBundle:
     def unload(self) -> None:
         """Unload all versions, and wait until no request uses them."""
         lives = [weakref.ref(live) for live in self.loaded]
-        self._follower = self._follow()
+        self.follower = self._follow()
         self._swap(Serving())
         self._bytes_by_version.clear()
         give_up_s = time.monotonic() + _UNLOAD_S
@@ -372,8 +373,7 @@ class LiveBundle:
         return DependencyUnavailable(f"bundle of {local_name(self.name)}", retry_after_s=max(1.0, self._poll_s))
 
     def _follow(self) -> BundleFollower[Live]:
-        store = self._store
-        return BundleFollower(store, self._load, self._swap, polled=lambda: self._report(store))
+        return BundleFollower(self._store, self._load, self._swap)
 
     def _load(self, bundle: Bundle) -> Live:
         if self.reserve is not None:
@@ -420,10 +420,6 @@ class LiveBundle:
                 self._metrics.bundle_info.labels(version, self.name, role).set(value)
         if _roles(before) != _roles(serving):
             log.info("bundles_serving", name=self.name, **dict(_roles(serving)))
-
-    def _report(self, store: BundleStore) -> None:
-        self._metrics.bundle_store_lost.set(store.is_lost)
-        self._metrics.name_record_corrupt.labels(self.name).set(self._follower.is_record_corrupt)
 
 
 def _roles(serving: Serving[Live]) -> list[tuple[str, str]]:

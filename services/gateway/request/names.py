@@ -8,13 +8,14 @@ memory before they are asked for, and on this machine when the store is unavaila
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 
+from models.registry.bundle_follower import due_names
 from models.registry.name_record import DEFAULT_NAME
 from services.contracts.tenant import local_name, scoped_name, tenant_of_name
 from services.errors import BundleError, DependencyUnavailable, InvalidRequest, StoreUnavailable, TailraceError
@@ -318,6 +319,10 @@ class _BundleSource:
         """Load the versions that serve under a name."""
         self._bundles[name].poll()
         return self._bundles[name]
+
+    def due(self, models: Mapping[str, LiveBundle]) -> list[str]:
+        """Return the names whose records have changed, or with a version to load."""
+        return due_names({name: model.follower for name, model in models.items()})
 
     def refresh(self, name: str, model: LiveBundle) -> None:
         """Follow the name's record."""

@@ -1,13 +1,13 @@
 """The engines of a replica by model name: an engine for each version that a loaded name serves."""
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakSet
 
 import structlog
 
 from models.registry.bundle import Bundle
-from models.registry.bundle_follower import BundleFollower, Serving
+from models.registry.bundle_follower import BundleFollower, Serving, due_names
 from models.registry.store import BundleStore
 from services.errors import BundleMismatch, BundleNotFound, EnvironmentFault
 from services.llm.engine.kv.memory import KvMemory
@@ -51,13 +51,13 @@ class Engines:
         self._bundles: dict[str, Bundle] = {}
         self._ending: list[RunningBundle] = []
         self._start = start
-        self._follower = BundleFollower(store, self._load, self._swap)
+        self.follower = BundleFollower(store, self._load, self._swap)
         self.refresh()
 
     @property
     def is_broken(self) -> bool:
         """Whether a version that serves under the name could not be loaded at the last attempt."""
-        return bool(self._follower.failed)
+        return bool(self.follower.failed)
 
     def of(self, version: str) -> RunningBundle:
         """Return the running bundle of a version.
@@ -73,7 +73,7 @@ class Engines:
 
     def refresh(self) -> None:
         """Follow the name's record. Never raises."""
-        self._follower.refresh()
+        self.follower.refresh()
 
     def check_health(self, max_step_s: float) -> None:
         """Raise RuntimeError with the cause when an engine's thread hangs or has died."""
@@ -151,6 +151,10 @@ class EngineSource:
             lambda serving: self._report(name, serving),
             lambda bundles: self._reserve(name, bundles),
         )
+
+    def due(self, models: Mapping[str, Engines]) -> list[str]:
+        """Return the names whose records have changed, or with a version to load."""
+        return due_names({name: engines.follower for name, engines in models.items()})
 
     def refresh(self, name: str, model: Engines) -> None:
         """Follow the name's record."""

@@ -17,7 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from obstore.store import from_url
 
 from models.errors import BundleCorrupt, BundleError, BundleNotFound, ConfigError, StoreUnavailable
-from models.registry.bundle_follower import BundleFollower
+from models.registry.bundle_follower import BundleFollower, due_names
 from models.registry.storage.objects import ObjectStorage
 from models.registry.store import BundleStore
 from tests.support.release_moves import VERSIONS, Moves
@@ -53,6 +53,19 @@ def publish(store: BundleStore, tmp_path: Path, *versions: str, size: int = 1_00
 def bucket_of(url: str) -> Any:
     """The object store without Tailrace."""
     return from_url(url, client_options={"allow_http": True})
+
+
+def follower_of(store: BundleStore) -> BundleFollower[str]:
+    """A follower that has read nothing yet, and loads only the versions' names."""
+    return BundleFollower(store, lambda bundle: bundle.version, lambda _serving: None)
+
+
+def poll(followers: dict[str, BundleFollower[str]]) -> list[str]:
+    """Refresh the due followers, and return their names."""
+    due = due_names(followers)
+    for name in due:
+        followers[name].refresh()
+    return due
 
 
 def objects(url: str, prefix: str) -> list[str]:
@@ -252,13 +265,20 @@ def test_of_racing_promoters_one_wins_and_all_are_told(url: str, tmp_path: Path)
 
 
 def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, object_store: Server, tmp_path: Path) -> None:
-    """During an outage a new process serves from this machine's cache; without a cache it is refused."""
+    """In an outage a new process serves from this machine's cache, without a cache it is refused; all follow later."""
     store = open_at(url, tmp_path / "cache")
     publish(store, tmp_path, "v1", "v2")
     store.promote("v1")
     assert store.live().version == "v1"
+    followers = {"default": follower_of(store)}
+    assert poll(followers) == ["default"]
+    store.named("mail").promote("v1")
+    assert store.named("mail").live_version() == "v1"
+    followers["mail"] = follower_of(store.named("mail"))
     object_store.kill()
 
+    assert [poll(followers), store.is_lost, followers["mail"].serving.live] == [["mail"], True, "v1"]
+    assert poll(followers) == []
     later, elsewhere = open_at(url, tmp_path / "cache"), open_at(url, tmp_path / "elsewhere")
     assert (later.live_version(), later.live().student_path.read_bytes()) == ("v1", b"common" * 100)
     for act in (elsewhere.live_version, lambda: later.promote("v2"), lambda: publish(later, tmp_path / "more", "v3")):
@@ -268,6 +288,27 @@ def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, object_stor
 
     later.promote("v2")
     assert elsewhere.live().version == "v2"
+    assert [poll(followers), poll(followers), store.is_lost] == [["default", "mail"], [], False]
+    assert followers["default"].serving.live == "v2"
+
+
+@pytest.mark.parametrize("num_names", [3, 30])
+def test_one_look_at_the_records_finds_the_changed_names(url: str, tmp_path: Path, num_names: int) -> None:
+    """The records of few names are looked at one by one, those of many are listed."""
+    here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
+    publish(here, tmp_path, "v1", "v2")
+    names = [f"name-{number}" for number in range(num_names)]
+    for name in names:
+        here.named(name).promote("v1")
+    bucket_of(url).put("names/nested/name-0.json", b"{}")
+    followers = {name: follower_of(there.named(name)) for name in names}
+
+    assert [poll(followers), poll(followers)] == [names, []]
+    here.named("name-0").promote("v2")
+    assert [poll(followers), poll(followers)] == [["name-0"], []]
+
+    assert followers["name-0"].serving.live == "v2"
+    assert there.marks([*names, "absent"]) == {name: there.named(name).marked_record()[1] for name in names}
 
 
 def test_a_download_goes_on_where_it_broke(url: str, tmp_path: Path) -> None:
@@ -402,7 +443,7 @@ def test_a_record_that_cannot_be_decoded_leaves_the_last_valid_one(url: str, tmp
 
     with pytest.raises(BundleCorrupt, match="names/default"):
         there.promote("v1")
-    follower = BundleFollower(there, lambda bundle: bundle.version, lambda _serving: None)
+    follower = follower_of(there)
     follower.refresh()
     assert (follower.serving.live, follower.is_record_corrupt) == ("v1", True)
 

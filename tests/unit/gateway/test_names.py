@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from models.registry.canary import CanaryStage
+from models.registry.storage.folder import FolderStorage
 from models.registry.store import BundleStore
 from services.contracts.access import Priority
 from services.contracts.events import decode_impression
@@ -194,6 +195,16 @@ async def test_pages_go_on_when_the_version_changes(world: World, door: Door, st
 
     assert [first["bundle_version"], second["bundle_version"]] == ["v2", "v1"]
     assert not {*tops(first)} & {*tops(second)}
+
+
+async def test_a_metric_says_whether_the_store_answers(tmp_path: Path) -> None:
+    """It needs no poll: no record is read while the store is unavailable."""
+    storage = FolderStorage(tmp_path)
+    world = make_world(tmp_path, ports={"bundles": BundleStore(storage)})
+
+    for is_lost in (True, False):
+        storage.is_lost = is_lost
+        assert world.metric("tailrace_bundle_store_lost") == is_lost
 
 
 async def test_a_growing_share_moves_nobody_back_and_the_end_moves_all(world: World, store: BundleStore) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from models.errors import BundleCorrupt, CanaryError
 from models.registry.bundle import Bundle
-from models.registry.bundle_follower import BundleFollower, Serving
+from models.registry.bundle_follower import BundleFollower, Serving, due_names
 from models.registry.canary import CanaryStage
 from models.registry.name_record import NameRecord
 from models.registry.store import BundleStore
@@ -195,6 +195,11 @@ class FollowedName(RuleBasedStateMachine):
             self.store.publish(source, version, {})
         self.loader, self.clock = Loader(), Clock()
         self.follower = BundleFollower(self.store, self.loader.load, self.loader.swap, self.clock)
+        self.eager, self.sparing = Loader(), Loader()
+        self.eager.broken = self.sparing.broken = self.loader.broken
+        self.polled = [
+            BundleFollower(self.store, loader.load, loader.swap, self.clock) for loader in (self.eager, self.sparing)
+        ]
         self.looks: list[tuple[NameRecord, frozenset[str]]] = []
 
     def teardown(self) -> None:
@@ -230,6 +235,16 @@ class FollowedName(RuleBasedStateMachine):
         self.looks.append((self.store.record(), frozenset(self.loader.broken)))
         self.follower.refresh()
 
+    @rule(pause_s=st.floats(0.1, 5.0))
+    def poll(self, pause_s: float) -> None:
+        """Refresh one follower always, the other if it is due by the marks."""
+        self.clock.now_s += pause_s
+        always, if_due = self.polled
+        always.refresh()
+        for _ in due_names({"default": if_due}):
+            if_due.refresh()
+        assert (self.eager.serving, self.eager.tried) == (self.sparing.serving, self.sparing.tried)
+
     @invariant()
     def it_serves_what_the_model_serves(self) -> None:
         """The follower serves what the model serves, with the same load attempts and the canary of the record."""
@@ -260,3 +275,81 @@ def test_the_live_version_does_not_wait_for_the_candidate(root: Path) -> None:
     BundleFollower(store, load, loader.swap, Clock()).refresh()
 
     assert seen == [("v2", None), ("v1", "v2")]
+
+
+class Names:
+    """Followers of three names of a folder, of which v1 is live under each but the last, with a clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.stores = {name: BundleStore(root, name) for name in ("default", "mail", "none")}
+        for name in ("default", "mail"):
+            self.stores[name].promote("v1")
+        self.loaders = {name: Loader() for name in self.stores}
+        self.clock = Clock()
+        self.followers = {
+            name: BundleFollower(store, self.loaders[name].load, self.loaders[name].swap, self.clock)
+            for name, store in self.stores.items()
+        }
+
+    def poll(self) -> list[str]:
+        """Refresh the due followers, and return those of names with a record."""
+        due = due_names(self.followers)
+        for name in due:
+            self.followers[name].refresh()
+        return [name for name in due if name != "none"]
+
+
+@pytest.fixture
+def names(root: Path) -> Names:
+    """Names that were read once."""
+    names = Names(root)
+    assert names.poll() == ["default", "mail"]
+    return names
+
+
+def test_an_unchanged_record_is_not_read(names: Names) -> None:
+    """Only the name whose record has changed is due, also a name whose first version is promoted."""
+    assert names.poll() == []
+    names.stores["mail"].promote("v2")
+    names.stores["none"].promote("v2")
+    assert names.poll() == ["mail"]
+
+    assert names.loaders["mail"].serving.live == names.loaders["none"].serving.live == "v2"
+    assert due_names(names.followers) == []
+
+
+def test_an_unchanged_record_is_read_again_after_a_minute(names: Names) -> None:
+    """A read that a faulty store answered with another valid record does not last."""
+    names.clock.now_s += 59.0
+    assert names.poll() == []
+    names.clock.now_s += 1.0
+    assert names.poll() == ["default", "mail"]
+
+
+def test_a_name_with_a_failed_version_is_due_when_the_version_is(names: Names) -> None:
+    """The record has not changed, but the version is tried again after its pause."""
+    names.loaders["mail"].broken = {"v2"}
+    names.stores["mail"].promote("v2")
+    assert names.poll() == ["mail"]
+
+    assert names.poll() == []
+    names.clock.now_s += 1.0
+    assert names.poll() == ["mail"]
+    assert names.loaders["mail"].tried == ["v1", "v2", "v2"]
+
+
+def test_a_record_that_cannot_be_read_delays_no_other_name(names: Names, root: Path) -> None:
+    """An unreadable record is due at each poll; the others are due only after a change."""
+    path = root / "names" / "mail.json"
+    path.rename(root / "kept")
+    path.mkdir()
+    assert [names.poll(), names.poll()] == [["mail"]] * 2
+    names.stores["default"].promote("v2")
+    assert names.poll() == ["default", "mail"]
+
+    path.rmdir()
+    path.write_text("{")
+    assert [names.poll(), names.poll()] == [["mail"]] * 2
+    (root / "kept").rename(path)
+    assert [names.poll(), names.poll()] == [["mail"], []]
+    assert names.loaders["mail"].serving.live == "v1"

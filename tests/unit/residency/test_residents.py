@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -29,6 +29,11 @@ class Files:
     loads: Counter[str] = field(default_factory=Counter)
     unloads: Counter[str] = field(default_factory=Counter)
     in_memory: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+    looks: Counter[frozenset[str]] = field(default_factory=Counter)
+    look_gate: threading.Event = field(default_factory=threading.Event)
+    num_looks_held: int = 0
+    refresh_gate: threading.Event = field(default_factory=threading.Event)
     refreshed: list[str] = field(default_factory=list)
 
     def fetch(self, name: str) -> int:
@@ -48,9 +53,18 @@ class Files:
         self.in_memory.add(name)
         return name
 
+    def due(self, models: Mapping[str, str]) -> set[str]:
+        """Return the changed names when the gate is open."""
+        self.looks[frozenset(models)] += 1
+        if not self.look_gate.wait(0.01):
+            self.num_looks_held += 1
+            self.look_gate.wait(30.0)
+        return self.changed & models.keys()
+
     def refresh(self, name: str, model: str) -> None:
-        """Record the name."""
+        """Record the name, and return when the gate is open."""
         self.refreshed.append(name)
+        self.refresh_gate.wait(30.0)
 
     def is_broken(self, model: str) -> bool:
         return False
@@ -66,6 +80,7 @@ class Scene:
 
     def __init__(self, poll_s: float = 0.01, **options: object) -> None:
         self.files = Files({"a": 4, "b": 4, "c": 4})
+        self.files.look_gate.set()
         self.now_s = 0.0
         self.registry = CollectorRegistry()
         table = ResidencyTable(8, **options)  # type: ignore[arg-type]
@@ -86,6 +101,7 @@ def scene() -> Iterator[Scene]:
         scene = Scene()
         stack.callback(scene.models.stop)
         stack.callback(scene.files.gate.set)
+        stack.callback(scene.files.refresh_gate.set)
         scene.models.start()
         yield scene
 
@@ -190,22 +206,58 @@ def test_an_idle_name_is_unloaded() -> None:
     scene.models.stop()
 
 
-def test_names_are_followed_one_after_another() -> None:
-    """The records of many names are not read at once: the requests of that time would wait for all of them."""
-    scene = Scene(poll_s=1.0)
+def test_an_idle_name_is_not_kept_by_a_slow_read_of_its_record() -> None:
+    """A name that became idle while the records were looked at is unloaded, not followed, though it has changed."""
+    scene = Scene(poll_s=0.5, idle_s=5.0)
     scene.files.gate.set()
-    scene.files.sizes = dict.fromkeys("abcd", 2)
     scene.models.start()
-    for name in "abcd":
-        scene.models.acquire(name)
-        scene.wait_for(name, Residency.RESIDENT)
-    wait_for(lambda: scene.files.refreshed)
-    early = list(scene.files.refreshed)
-    wait_for(lambda: len(scene.files.refreshed) >= 8)
+    scene.models.acquire("a")
+    scene.wait_for("a", Residency.RESIDENT)
+    wait_for(lambda: scene.files.looks[frozenset("a")])
+    scene.files.look_gate.clear()
+    wait_for(lambda: scene.files.num_looks_held)
+    scene.now_s, scene.files.changed = 6.0, {"a"}
+    scene.files.look_gate.set()
+
+    scene.wait_for("a", Residency.ABSENT)
+    assert not scene.files.refreshed
     scene.models.stop()
 
-    assert len(early) == 1
-    assert Counter(scene.files.refreshed[:8]) == dict.fromkeys("abcd", 2)
+
+def test_an_idle_name_is_unloaded_while_the_records_cannot_be_looked_at() -> None:
+    """A look that takes long keeps no name, and no second look begins meanwhile."""
+    scene = Scene(idle_s=5.0)
+    scene.files.gate.set()
+    scene.models.start()
+    scene.models.acquire("a")
+    scene.wait_for("a", Residency.RESIDENT)
+    scene.files.look_gate.clear()
+    wait_for(lambda: scene.files.num_looks_held)
+    scene.now_s = 6.0
+
+    scene.wait_for("a", Residency.ABSENT)
+    scene.models.acquire("b")
+    scene.wait_for("b", Residency.RESIDENT)
+    assert scene.files.num_looks_held == 1
+    scene.files.look_gate.set()
+    scene.models.stop()
+
+
+def test_only_names_with_changed_records_are_followed(scene: Scene) -> None:
+    """The resident names are looked at together in each poll; a name that is being followed is not followed again."""
+    scene.files.gate.set()
+    for name in "ab":
+        scene.models.acquire(name)
+        scene.wait_for(name, Residency.RESIDENT)
+    scene.files.changed = {"a", "c"}
+    wait_for(lambda: scene.files.refreshed)
+    num_looks = scene.files.looks[frozenset("ab")]
+    wait_for(lambda: scene.files.looks[frozenset("ab")] > num_looks + 2)
+    assert scene.files.refreshed == ["a"]
+
+    scene.files.refresh_gate.set()
+    wait_for(lambda: len(scene.files.refreshed) > 1)
+    assert set(scene.files.refreshed) == {"a"}
 
 
 def test_the_files_of_tenants_are_fetched_in_turn(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 import tracemalloc
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,13 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from models.registry.bundle_follower import Serving
+from models.registry.store import BundleStore
 from services.contracts.event_roles import parse_event_roles
 from services.contracts.tenant import prefix_of, scoped
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
+from services.settings.settings import Settings
 from services.stream import popularity
-from services.stream.__main__ import ItemsToCount
+from services.stream.__main__ import ItemsToCount, _Listing
 from services.stream.aggregate import LoggedEvent
 from services.stream.popularity import LastTouches, ListedItems, PopularityCounter
+from tests.support.training.bundles import publish_bundle
+from tests.support.wait import wait_for
 
 HOUR_MS = WINDOW_MS["1h"]
 NOW_MS = 1_000 * HOUR_MS
@@ -119,6 +124,22 @@ def test_a_bundle_changes_what_is_listed() -> None:
         {"b": 2, "c": 1},
         {"a": 2, "b": 3, "c": 2},
     ]
+
+
+def test_promoted_versions_are_listed(tmp_path: Path) -> None:
+    """The worker follows the records of all names, also of a name that had no version when it started."""
+    publish_bundle(tmp_path / "bundles", "v1", num_items=3)
+    settings = Settings(state_dir=tmp_path, names="default,acme.default", bundle_poll_s=0.02)
+    items = ListedItems()
+    listing = _Listing(settings, ItemsToCount(items))
+    listing.start()
+    at_start = [len(items.of(tenant).current.item_ids) for tenant in ("", "acme")]
+    BundleStore(tmp_path / "bundles", "acme.default").promote("v1")
+    publish_bundle(tmp_path / "bundles", "v2", num_items=5)
+
+    wait_for(lambda: [len(items.of(tenant).current.item_ids) for tenant in ("", "acme")] == [5, 3])
+    listing.stop()
+    assert at_start == [3, 0]
 
 
 def test_a_deleted_tenant_s_items_are_popular_no_more() -> None:
