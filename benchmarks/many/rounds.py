@@ -9,11 +9,11 @@ import logging
 import multiprocessing
 import os
 import signal
-import statistics
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,9 @@ async def measure_rounds(
         rounds = []
         for seed in range(num_rounds):
             asked = np.array_split(drawn(names, num_requests, seed), _NUM_TURNS)
-            turns = [(single.ask([names[0]] * (len(some) // 2)), many.ask(some.tolist())) for some in asked]
-            rounds.append(_round(*map(_joined, zip(*turns, strict=True))))
-    yield {"row": "warm", **_summary(rounds), "rounds": rounds}
+            rounds.append([(single.ask([names[0]] * (len(some) // 2)), many.ask(some.tolist())) for some in asked])
+    rows = [_row(turns) for turns in rounds]
+    yield {"row": "warm", **_row(list(chain.from_iterable(rounds))), "rounds": rows}
 
 
 def _joined(turns: Sequence[_Turn]) -> _Turn:
@@ -96,8 +96,9 @@ def _joined(turns: Sequence[_Turn]) -> _Turn:
     )
 
 
-def _round(single: _Turn, many: _Turn) -> dict[str, Any]:
+def _row(turns: Sequence[tuple[_Turn, _Turn]]) -> dict[str, Any]:
     """Return the figures of the requests of one name, and of those of many whose name was in memory."""
+    single, many = map(_joined, zip(*turns, strict=True))
     known = latency([answer for answer in many.answers if answer.was_loaded])
     one = latency(single.answers)
     return {
@@ -107,17 +108,6 @@ def _round(single: _Turn, many: _Turn) -> dict[str, Any]:
         "loads": many.loads,
         "loading_cores": many.loading_cpu_s * RATE_RPS / len(many.answers),
         **outcome(many.answers),
-    }
-
-
-def _summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians over the rounds, the range of the ratio, and the least fractions."""
-    ratios = [row["p99_to_one"] for row in rounds]
-    medians = ("one_p50_ms", "one_p99_ms", "warm_p50_ms", "warm_p99_ms", "p99_to_one", "loads", "loading_cores")
-    return {
-        **{name: statistics.median(row[name] for row in rounds) for name in medians},
-        "p99_to_one_range": [min(ratios), max(ratios)],
-        **{name: min(row[name] for row in rounds) for name in ("answered", "in_time")},
     }
 
 
