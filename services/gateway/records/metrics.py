@@ -126,9 +126,9 @@ class AnswerMetrics:
         """Count acknowledged events, each with its scoped request id if any; `num_unknown` are of unknown items."""
         self._metrics.events.labels(door, "ok").inc(len(request_ids))
         self._metrics.unknown_item_events.labels(door).inc(num_unknown)
-        for request_id in request_ids:
-            if request_id and (source := self._attribution.source_of(request_id)):
-                self._metrics.attributed_events.labels(*source).inc()
+        found = [source for sent in request_ids if sent and (source := self._attribution.source_of(sent))]
+        for source in set(found):
+            self._metrics.attributed_events.labels(*source).inc(found.count(source))
 
     def events_refused(self, door: str, code: str) -> None:
         """Count a refused events request; its number of events may be unknown."""

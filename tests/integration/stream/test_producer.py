@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 from kafka import KafkaProducer
+from kafka.producer.producer_batch import ProducerBatch
 
 from services.errors import DependencyUnavailable, Overloaded
 from services.gateway.events.producer import TopicProducer
@@ -44,6 +45,38 @@ async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) ->
     assert len(records) == 52
     assert len({partition for partition, _ in mine}) == 1
     assert [value for _, value in mine] == [b"%d" % number for number in range(50)]
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_records_of_one_call_are_one_batch_per_partition(broker: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further batch costs the broker and every reader an exchange, also if the records are 100 KB together."""
+    producer = producer_of(broker)
+    await producer.record([(b"u", b"first")])
+    batches: list[ProducerBatch] = []
+    complete = ProducerBatch.complete
+
+    def counted(batch: ProducerBatch, *outcome: int) -> bool:
+        batches.append(batch)
+        return bool(complete(batch, *outcome))
+
+    monkeypatch.setattr(ProducerBatch, "complete", counted)
+
+    await producer.record([(b"u", b"%0200d" % number) for number in range(500)])
+
+    assert sum(batch.record_count for batch in batches) == 500
+    assert len(batches) <= 2  # two if the sender happens to wake meanwhile
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_records_of_many_batches_arrive_in_order(broker: Server) -> None:
+    """One call's records of a key keep their order across batches."""
+    producer = producer_of(broker)
+
+    sent = [b"%d" % number + 10_000 * b" " for number in range(100)]
+    await producer.record([(b"u", value) for value in sent])
+
+    records = await asyncio.to_thread(read_all, broker)
+    assert [value for _, _, value in records] == sent
     await asyncio.to_thread(producer.stop)
 
 

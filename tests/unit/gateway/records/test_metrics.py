@@ -27,15 +27,15 @@ def test_the_oldest_answers_are_forgotten() -> None:
 
 
 async def test_a_click_counts_for_the_tier_and_bundle_of_its_answer(world: World) -> None:
-    """An event with the request id of an answer is attributed; an event with another or no id is not."""
+    """Each event with the request id of an answer is attributed; an event with another or no id is not."""
     shown = await world.recommend(request_id="shown", k=5)
 
-    for named in ({"request_id": "shown"}, {"request_id": "x"}, {}):
-        await world.plane.record([EventBody("long", "i05", **named)], DEFAULT_TENANT, "rest", "r")
+    named = [{"request_id": "shown"}, {"request_id": "x"}, {}, {"request_id": "shown"}]
+    await world.plane.record([EventBody("long", "i05", **fields) for fields in named], DEFAULT_TENANT, "rest", "r")
 
     labels = {"tier": shown.tier.value, "bundle_version": shown.bundle_version}
     assert world.metric("tailrace_answers_total", **labels) == 1
-    assert world.metric("tailrace_attributed_events_total", **labels) == 1
+    assert world.metric("tailrace_attributed_events_total", **labels) == 2
 
 
 @pytest.mark.parametrize(
