@@ -66,21 +66,23 @@ class FeatureWriter:
     def read_rows(
         self, user_ids: Sequence[str], shown_to: Sequence[str]
     ) -> tuple[dict[str, UserHistory], dict[str, UserShown]]:
-        """Read these users' histories, and the impressions of `shown_to`, in one exchange; missing rows are absent.
+        """Read these users' histories, and the impressions of `shown_to` among them; missing rows are absent.
 
         Raises DependencyUnavailable.
         """
-        if not (user_ids or shown_to):
+        if not user_ids:
             return {}, {}
+        history, shown, readers = self._histories.fields, self._shown.fields, set(shown_to)
         with redis_as_dependency():
             pipe = self._client.pipeline(transaction=False)
-            for user_id in user_ids:
-                pipe.hmget(self._histories.key(user_id), self._histories.fields)
-            for user_id in shown_to:
-                pipe.hmget(self._shown.key(user_id), self._shown.fields)
+            for user_id in user_ids:  # both rows are in one hash
+                pipe.hmget(self._histories.key(user_id), [*history, *shown] if user_id in readers else history)
             cells = pipe.execute()
-        num_users = len(user_ids)
-        return self._histories.rows(user_ids, cells[:num_users]), self._shown.rows(shown_to, cells[num_users:])
+        shown_cells = {user_id: own[len(history) :] for user_id, own in zip(user_ids, cells, strict=True)}
+        return (
+            self._histories.rows(user_ids, [own[: len(history)] for own in cells]),
+            self._shown.rows(shown_to, [shown_cells[user_id] for user_id in shown_to]),
+        )
 
     def apply_histories(
         self,

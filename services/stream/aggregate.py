@@ -111,23 +111,23 @@ def _after(before: UserHistory, event: LoggedEvent, digest: bytes, role: Role, l
     """Return the row after an event in this role. An ignored event moves only the position: the row's time stays."""
     if role is Role.IGNORED:
         return replace(before, position=event.position)
-    changed = replace(
+    item_ids, num_events, disliked = before.item_ids, before.num_events, before.disliked_item_ids
+    if role is Role.NEGATIVE:
+        disliked = (*_without(disliked, event.item_id), event.item_id)[-limits.max_items :]
+    else:
+        item_ids = (*item_ids, event.item_id)
+        item_ids = item_ids[window_start(len(item_ids), limits.max_items, limits.stride) :]
+        num_events += 1
+        disliked = _without(disliked, event.item_id) if role is Role.POSITIVE else disliked
+    return replace(
         before,
+        item_ids=item_ids,
         newest_event_time_ms=max(before.newest_event_time_ms, event.event_time_us // 1_000),
+        num_events=num_events,
         row_time_us=max(before.row_time_us + 1, event.event_time_us),
         position=event.position,
+        disliked_item_ids=disliked,
         recent_event_digests=_newest(before.recent_event_digests + digest, limits.max_event_ids),
-    )
-    if role is Role.NEGATIVE:
-        others = _without(before.disliked_item_ids, event.item_id)
-        return replace(changed, disliked_item_ids=(*others, event.item_id)[-limits.max_items :])
-    item_ids = (*before.item_ids, event.item_id)
-    disliked = before.disliked_item_ids
-    return replace(
-        changed,
-        item_ids=item_ids[window_start(len(item_ids), limits.max_items, limits.stride) :],
-        num_events=before.num_events + 1,
-        disliked_item_ids=_without(disliked, event.item_id) if role is Role.POSITIVE else disliked,
     )
 
 

@@ -8,6 +8,7 @@ partition like Kafka's own client (`partitioner=murmur2_random`).
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from services.contracts.erasure import Erasure, decode_record
 from services.contracts.events import (
@@ -129,6 +130,7 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
     A record misplaced twice is a dead letter.
     """
     decoded = Decoded([], [], [])
+    partition_of_user = cache(lambda user_id: partition_of(user_id, num_partitions))
     for record in records:
         if record.undecodable is not None:
             decoded.dead.append(
@@ -137,7 +139,8 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
             continue
         try:
             parsed = _parse(record, now_ms)
-            partition = _partition(record, parsed.user_id, num_partitions)
+            partition = partition_of_user(parsed.user_id)
+            _check_forwarded(record, partition)
         except InvalidRequest as error:
             decoded.dead.append(DeadLetter(record, str(error)[:500]))
         else:
@@ -150,16 +153,11 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
     return decoded
 
 
-def _partition(record: Record, user_id: str, num_partitions: int) -> int:
-    """Return the partition of the record's user.
-
-    Raises InvalidRequest for a record that was sent on and is misplaced again.
-    """
-    partition = partition_of(user_id, num_partitions)
+def _check_forwarded(record: Record, partition: int) -> None:
+    """Reject a record that was sent on and is not on its user's partition. Raises InvalidRequest."""
     if record.is_rerouted and partition != record.position.partition:
         problem = f"{record.position.partition} is not the user's, although a worker forwarded the record there"
         raise InvalidRequest("partition", problem, "after the topic gained partitions, produce the record again")
-    return partition
 
 
 def _parse(record: Record, now_ms: int) -> Interaction | Erasure:

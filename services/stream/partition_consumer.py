@@ -303,9 +303,11 @@ class PartitionConsumer:
 def _record(position: LogPosition, raw: Any) -> Record:
     if isinstance(raw, UndecodableBatch):
         return Record(position, None, raw.data, 0, undecodable=raw.why)
+    epoch = raw.leader_epoch if raw.leader_epoch >= 0 else None
+    if not raw.headers:
+        return Record(position, raw.key, raw.value, raw.timestamp, leader_epoch=epoch)
     is_rerouted = any(name == _REROUTED for name, _ in raw.headers)
     headers_bytes = max(0, raw.serialized_header_size)  # -1 if unknown
-    epoch = raw.leader_epoch if raw.leader_epoch >= 0 else None
     return Record(
         position, raw.key, raw.value, raw.timestamp, _trace(raw.headers), is_rerouted, headers_bytes, leader_epoch=epoch
     )

@@ -146,9 +146,10 @@ class StreamWorker:
             while not stop.is_set() and not self._stay_alive():
                 chores.work(at_once=pending.num_events == 0)
                 records = self._poll(consumer, pending, stop)
-                with self._batch_span(records):
-                    if not self._take(consumer, records, pending, stop):
-                        break
+                if records:
+                    with self._batch_span(records):
+                        if not self._take(consumer, records, pending, stop):
+                            break
                 for failure in self._popularity.adopt(pending.by_partition):
                     self._report.log_failed(LogStep.COUNT, failure)
                 if self._is_much(pending):
@@ -218,7 +219,8 @@ class StreamWorker:
         """Handle one batch; False when stopped before the store took it."""
         with span("decode"):
             decoded = decode(records, consumer.num_partitions, _now_ms())
-        self._dead_letter(consumer, decoded.dead)
+        if decoded.dead:
+            self._dead_letter(consumer, decoded.dead)
         if decoded.misplaced:
             self._reroute(consumer, decoded.misplaced)
         if not self._apply_with_retries(consumer, decoded, stop):
