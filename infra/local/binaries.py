@@ -10,7 +10,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from services.errors import EnvironmentFault
-from services.settings.addresses import EMBEDDED_CLUSTER_ID
 
 
 def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1", access: Path | None = None) -> list[str]:
@@ -43,7 +42,6 @@ def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> l
     return [
         str(_tansu_server()),
         "broker",
-        f"--cluster-id={EMBEDDED_CLUSTER_ID}",
         f"--listener-url={url}",
         f"--advertised-listener-url={advertised_url}",
         "--storage-engine=memory://tansu/",

@@ -1,11 +1,10 @@
 """Follows the topic `items` into this process's live catalogue: from a snapshot's positions or from the beginning.
 
 Each process reads all partitions by itself, without a group. While the broker is unavailable, the known state stays,
-and items are still shown and hidden by their times. A recreated topic (the embedded broker keeps nothing on disk), or a
-log that came back shorter, is read from its beginning on top of the known state: a state holds until it is stated
-again, and no hidden item is shown before the end is reached. The embedded broker's topic lacks the states of a damaged
-snapshot, so it is not read until the file is restored or removed. A record that cannot be read is counted, logged and
-skipped.
+and items are still shown and hidden by their times. A recreated topic (a broker may keep nothing on disk), or a log
+that came back shorter, is read from its beginning on top of the known state: a state holds until it is stated again,
+and no hidden item is shown before the end is reached. Such a topic lacks the states of a damaged snapshot, so it is not
+read until the file is restored or removed. A record that cannot be read is counted, logged and skipped.
 """
 
 import asyncio
@@ -27,8 +26,8 @@ from services.contracts.items import ItemPatch, ItemState
 from services.errors import DependencyUnavailable, EnvironmentFault, InvalidRequest
 from services.items.live_items import Change, Knowledge, LiveItems
 from services.items.patches import PatchMerger
-from services.items.snapshot import Positions, read_snapshot, write_snapshot
-from services.settings.addresses import EMBEDDED_CLUSTER_ID, KafkaAddress
+from services.items.snapshot import Positions, read_snapshot, read_whole_topic, write_snapshot
+from services.settings.addresses import KafkaAddress
 from services.settings.arrivals import ArrivalFile
 from services.settings.fetch_pace import FetchPace, FetchWaits
 from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
@@ -109,6 +108,8 @@ class ItemFollower:
         self._on_left_out = on_left_out
         self._on_knowledge = on_knowledge
         self._positions = Positions("", {})
+        self._whole_topic = ""
+        """The id of the topic if it has all states that are known."""
         self._is_damaged = False
         self._failure = ""
         self._merger = PatchMerger()
@@ -193,6 +194,7 @@ class ItemFollower:
     def _load(self) -> None:
         """Raises EnvironmentFault."""
         self._is_damaged = True
+        self._whole_topic = read_whole_topic(self._snapshot)
         positions = read_snapshot(self._snapshot, self._items)
         self._is_damaged = False
         if positions is not None:
@@ -218,7 +220,7 @@ class ItemFollower:
             try:
                 with ExitStack() as clients, broker_as_dependency():
                     admin, consumer = self._open(clients)
-                    if self._is_damaged and admin.describe_cluster()["cluster_id"] == EMBEDDED_CLUSTER_ID:
+                    if self._is_damaged and not self._is_whole(admin):
                         self._load()
                     self._follow(clients, admin, consumer)
                     is_unavailable = False
@@ -251,9 +253,14 @@ class ItemFollower:
         reader = TopicReader(admin, consumer, [self._topic])
         before = {TopicPartition(self._topic, number): mark for number, mark in self._positions.marks.items()}
         reader.resume({self._topic: self._positions.topic_id}, before)
+        topic_id, is_same = reader.topic_ids[self._topic], reader.topic_ids[self._topic] == self._positions.topic_id
+        if self._is_damaged or not self._items.has_states:
+            self._whole_topic = topic_id
+        elif not is_same or reader.num_begun_again:
+            self._lose_topic(topic_id)
         reader.num_begun_again = 0
         self._begin_merging(reader)
-        log.info("items_followed", topic=self._topic, topic_id=reader.topic_ids[self._topic])
+        log.info("items_followed", topic=self._topic, topic_id=topic_id)
         self._failure = ""
         self._on_unavailable(0)
         checked_s, current = time.monotonic(), self._await_end()
@@ -264,6 +271,7 @@ class ItemFollower:
             fetched = reader.poll(_POLL_MS, partial(pace.poll, is_urgent=bool(awaited)))
             if reader.num_begun_again:
                 reader.num_begun_again, current = 0, self._await_end()
+                self._lose_topic(topic_id)
                 self._begin_merging(reader)
             self._take((record for batch in fetched.values() for record in batch), is_behind=not current.done())
             marks = {topic_partition.partition: mark for topic_partition, mark in reader.marks.items()}
@@ -282,6 +290,17 @@ class ItemFollower:
                 self._write()
         self._write()
 
+    def _is_whole(self, admin: Any) -> bool:
+        """Return whether the topic is known to have all states of the damaged snapshot."""
+        (topic,) = admin.describe_topics([self._topic])
+        return str(topic["topic_id"]) == self._whole_topic
+
+    def _lose_topic(self, topic_id: str) -> None:
+        """Note that the known states are not in the topic."""
+        self._whole_topic = ""
+        fix = "repeat the changes of the ten seconds before; keep the topic on disk"
+        log.warning("items_topic_lost", topic=self._topic, topic_id=topic_id, states="as in the snapshot", fix=fix)
+
     def _begin_merging(self, reader: TopicReader) -> None:
         offsets = {topic_partition.partition: mark.offset for topic_partition, mark in reader.marks.items()}
         self._merger.begin(reader.topic_ids[self._topic], offsets)
@@ -291,6 +310,7 @@ class ItemFollower:
         if self._deferred or self._items.knowledge is not Knowledge.CURRENT:
             self._apply(list(self._deferred.items()))
             self._deferred.clear()
+            self._is_damaged = False
             self._knows(Knowledge.CURRENT)
 
     def _take(self, records: Iterable[Any], *, is_behind: bool) -> None:
@@ -387,7 +407,7 @@ class ItemFollower:
             return
         self._written_s = time.monotonic()
         try:
-            write_snapshot(self._snapshot, self._items, self._positions)
+            write_snapshot(self._snapshot, self._items, self._positions, self._whole_topic)
             self._has_changed = False
         except Exception as error:  # noqa: BLE001 - whatever ails the snapshot, the topic is followed
             log.warning("items_snapshot_not_written", path=str(self._snapshot), error=repr(error))

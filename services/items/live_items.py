@@ -179,6 +179,11 @@ class LiveItems:
                 layout.act(now_ms)
             self._next_time_ms = self.layout.next_time_ms(now_ms)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether an item of any tenant has a state."""
+        return any(bool(items.layout.status.any()) for items in (self, *self.tenants.values()))
+
     def read(self, read: Callable[[ItemLayout], T]) -> T:
         """Return the result of `read` on the newest layout, which does not change meanwhile."""
         with self._lock:

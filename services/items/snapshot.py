@@ -4,7 +4,8 @@
 
 The file ends with a digest of the rest. A tenant's states are in a file of their own, `NAME.TENANT`, written before it:
 its states may be newer than the positions, which is harmless. If one of the files is missing or damaged, all are
-ignored, and the topic must have all states.
+ignored, and the topic must have all states: the file `whole_topic` has the id of a topic that does, which it lacks once
+a topic was recreated.
 """
 
 import json
@@ -26,6 +27,7 @@ from services.items.layout import HAS_CATEGORIES, ItemLayout
 from services.items.live_items import LiveItems
 from services.settings.topic_reader import Mark, mark_from
 
+_WHOLE = "whole_topic"
 _DIGEST_BYTES = 32
 _ROWS = 65_536
 _TEXT, _NUMBER, _FLAG = "text:", "number:", "flag:"
@@ -39,8 +41,8 @@ class Positions:
     marks: Mapping[int, Mark]
 
 
-def write_snapshot(path: Path, items: LiveItems, positions: Positions) -> None:
-    """Write the states of all items, of every tenant. Raises OSError."""
+def write_snapshot(path: Path, items: LiveItems, positions: Positions, whole_topic: str = "") -> None:
+    """Write the states of all items, of every tenant, and the id of a topic that has all of them. Raises OSError."""
     tenants = items.tenants
     for tenant, own in tenants.items():
         _write(_path_of(path, tenant), own, {})
@@ -50,6 +52,15 @@ def write_snapshot(path: Path, items: LiveItems, positions: Positions) -> None:
     for stale in _tenant_files(path):  # which no written file names
         if stale.name.removeprefix(f"{path.name}.") not in tenants:
             stale.unlink(missing_ok=True)
+    write_durably(path.with_name(_WHOLE), whole_topic.encode())
+
+
+def read_whole_topic(path: Path) -> str:
+    """Return the id of the topic that has all states of the snapshot at this path; empty if none is known to."""
+    try:
+        return path.with_name(_WHOLE).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _write(path: Path, items: LiveItems, about: Mapping[str, str]) -> None:

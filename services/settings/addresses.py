@@ -7,8 +7,6 @@ from typing import Any
 
 from services.errors import ConfigError
 
-EMBEDDED_CLUSTER_ID = "tailrace-embedded"
-"""Cluster ID of the broker that `tailrace up` starts: it keeps its topics in memory."""
 REDIS_PASSWORD_FILE, KAFKA_PASSWORD_FILE = "TAILRACE_REDIS_PASSWORD_FILE", "TAILRACE_KAFKA_PASSWORD_FILE"
 
 

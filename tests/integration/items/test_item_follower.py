@@ -12,7 +12,6 @@ import pytest
 from kafka import KafkaProducer
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
-from infra.local.binaries import tansu_command
 from services.app import open_standby
 from services.contracts.items import ItemState
 from services.errors import DependencyUnavailable
@@ -198,11 +197,27 @@ def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: S
 
 
 @pytest.mark.parametrize("ending", ["restored", "removed"])
-def test_the_embedded_topic_does_not_replace_a_damaged_snapshot(tmp_path: Path, broker: Server, ending: str) -> None:
-    """Hidden items are unknown until the file is restored or removed; nothing is written over it meanwhile."""
-    path, stated = tmp_path / "snapshot.parquet", LiveItems()
-    stated.apply([("i01", ItemState(item_id="i01", available=False))])
-    write_snapshot(path, stated, Positions("t", {}))
+@pytest.mark.parametrize("loss", ["before", "during"])
+def test_a_recreated_topic_does_not_replace_a_damaged_snapshot(
+    tmp_path: Path, broker: Server, ending: str, loss: str
+) -> None:
+    """Hidden items are unknown until the file is restored or removed; nothing is written over it meanwhile.
+
+    Also if the snapshot was written after the loss: the states from before are in no topic.
+    """
+    path = tmp_path / "snapshot.parquet"
+    make_topic(broker)
+    send(broker, (b"i01", b'{"available":false}'))
+    writer = Process(broker, path, is_worker=True)
+    writer.follower.start(30.0)
+    if loss == "before":
+        writer.follower.stop()
+    broker.kill()
+    broker.start()
+    if loss == "during":
+        wait_for(lambda: _sends(broker, b"i03", b'{"available":false}'), what="the topic made again")
+        wait_for(lambda: writer.hides("i03"), what="the change after the loss")
+        writer.follower.stop()
     whole = path.read_bytes()
     path.write_bytes(damaged := whole[:-1])
     process = Process(broker, path, is_worker=True)
@@ -223,22 +238,22 @@ def test_the_embedded_topic_does_not_replace_a_damaged_snapshot(tmp_path: Path, 
     assert process.hides("i01") is (ending == "restored")
 
 
-def test_a_topic_on_disk_replaces_a_damaged_snapshot(tmp_path: Path) -> None:
-    """A broker that keeps its topics has all states, so the damaged file is written again."""
+def test_the_topic_of_all_states_replaces_a_damaged_snapshot(tmp_path: Path, broker: Server) -> None:
+    """The damaged file is written again."""
     path = tmp_path / "snapshot.parquet"
-    path.write_bytes(b"damaged")
-
-    def command(port: int) -> list[str]:
-        return [word for word in tansu_command(port) if not word.startswith("--cluster-id")]
-
-    with Server(command, tmp_path / "log") as broker:
-        make_topic(broker)
-        send(broker, (b"i01", b'{"available":false}'))
+    make_topic(broker)
+    for item_id in (b"i01", b"i02"):
+        send(broker, (item_id, b'{"available":false}'))
         process = Process(broker, path, is_worker=True)
         process.follower.start(30.0)
         process.follower.stop()
+        assert read_snapshot(path, LiveItems()) == process.follower.positions
+        path.write_bytes(b"damaged")
 
-    assert (process.items.knowledge, process.hides("i01")) == (Knowledge.CURRENT, True)
+    process = Process(broker, path, is_worker=True)
+    process.follower.start(30.0)
+    process.follower.stop()
+    assert (process.items.knowledge, process.hides("i01"), process.hides("i02")) == (Knowledge.CURRENT, True, True)
     assert read_snapshot(path, LiveItems()) == process.follower.positions
 
 
