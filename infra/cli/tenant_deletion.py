@@ -175,7 +175,9 @@ def _in_redis(settings: "Settings", tenant: str) -> Iterator[str]:
     client = open_redis(settings.redis_address, 5.0)
     with redis_as_dependency():
         for key in client.scan_iter(match=b"*" + prefix.encode() + b"*", count=1_000):
-            yield entities_of(key, project)[USER_ID.name]
+            user_id = entities_of(key, project)[USER_ID.name]
+            if user_id.startswith(prefix):  # another tenant's id may end with this one
+                yield user_id
         for _, _, record in each_explanation(client):
             if _mark_of(prefix) in record:
                 yield whose(record)[0] or ""
@@ -192,12 +194,14 @@ def _num_popular_rows(settings: "Settings", tenant: str) -> int:
     from services.settings.redis_clients import open_redis
 
     layout = RowLayout(POPULARITY, project_of(RepoAddress(settings.feature_repo_dir, settings.redis_address)))
-    prefix, client = prefix_of(tenant).encode(), open_redis(settings.redis_address, 5.0)
-    keys = (layout.key(str(partition)) for partition in range(settings.topic_partitions))
+    prefix, client = prefix_of(tenant), open_redis(settings.redis_address, 5.0)
+    partitions = [str(partition) for partition in range(settings.topic_partitions)]
     with redis_as_dependency():
-        num_rows = sum(any(prefix in cell for cell in client.hvals(key)) for key in keys)
+        cells = [client.hmget(layout.key(partition), layout.fields) for partition in partitions]
     client.close()
-    return num_rows
+    rows = layout.rows(partitions, cells).values()
+    item_ids = [{item_id for window in row.windows.values() for item_id in window.item_ids} for row in rows]
+    return sum(any(item_id.startswith(prefix) for item_id in of_row) for of_row in item_ids)
 
 
 def users_in_logs(offline_log_dir: Path, tenant: str) -> Iterator[str]:

@@ -116,6 +116,22 @@ def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
     assert traces_of(rig.settings, OTHER)
 
 
+def test_a_tenant_whose_id_ends_with_anothers_is_not_the_other(rig: Rig) -> None:
+    """The search for a deleted tenant's users and items finds none of a tenant such as coffee-shop for shop."""
+    settings = rig.settings = rig.settings.model_copy(update={"names": "default,eu-acme.default"})
+    publish_bundle(settings.bundle_root, "v1")
+    BundleStore(settings.bundle_root, "eu-acme.default").promote("v1")
+    rig.start_worker()
+    rig.send(click(1, scoped("eu-acme", "u1"), event_time_ms=time.time_ns() // 1_000_000))
+    wait_for(lambda: scan(settings, "eu-acme").entries["popularity"], 60.0, "the popular items")
+    found, other = scan(settings, "eu-acme"), scan(settings, "acme")
+    rig.stop_worker()
+
+    assert found.users == {scoped("eu-acme", "u1")}
+    assert found.entries["redis"]
+    assert (other.users, [*other.entries.values()]) == (set(), [0] * len(other.entries))
+
+
 def test_a_tenant_is_not_deleted_while_a_training_runs(rig: Rig) -> None:
     """A training that publishes meanwhile ends first; then its outputs are removed."""
     settings = rig.settings
