@@ -19,6 +19,7 @@ from services.errors import ConfigError
 from services.gateway.access.keys import Stored, StoredLimits, read_checked, write_privately
 from services.gateway.followed_file import FileState, FollowedFile
 
+_RESERVED = "default"
 TenantId = Annotated[str, AfterValidator(check_tenant)]
 
 
@@ -52,7 +53,9 @@ class TenantsFile(Stored):
         return next((stored for stored in self.tenants if stored.id == tenant), None)
 
     def with_new(self, tenant: StoredTenant) -> "TenantsFile":
-        """Add a tenant. Raises ConfigError if its id is or was in use."""
+        """Add a tenant. Raises ConfigError if its id is reserved, or is or was in use."""
+        if tenant.id == _RESERVED:
+            raise ConfigError(f"tenant {tenant.id}: names the tenant of keys without --tenant; choose another id")
         if (before := self.find(tenant.id)) is not None:
             raise ConfigError(f"tenant {tenant.id}: the id is taken ({before.state}); choose another id")
         return TenantsFile(tenants=(*self.tenants, tenant))

@@ -43,9 +43,9 @@ def test_a_tenant_is_made_changed_suspended_and_resumed(path: Path, tmp_path: Pa
     assert (tmp_path / "audit.log").read_text().count('"tenant": "acme"') == 4
 
 
-@pytest.mark.parametrize("tenant", ["Acme", "a.b", "-a", "a-", "operator", "a" * 33])
+@pytest.mark.parametrize("tenant", ["Acme", "a.b", "-a", "a-", "operator", "default", "a" * 33])
 def test_an_id_that_names_could_not_carry_is_refused(path: Path, tenant: str) -> None:
-    """An id has lower-case letters, digits and inner hyphens, since model names and surfaces begin with it."""
+    """An id has lower-case letters, digits and inner hyphens, and does not name the tenant of keys without one."""
     assert tailrace("tenants", "new", "--", tenant).exit_code == 1
     assert not path.exists()
 
