@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from services.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.publication.user_lists import ListOptions, ReadHistories
+    from services.items.live_items import LiveItems
     from services.settings.settings import Settings
 
 
@@ -93,7 +95,9 @@ def recommend(
     """Write lists for many users to a file, for example for a mailing. A killed run resumes."""
     from pipelines.publication.user_lists import ListOptions
     from pipelines.tables.id_files import read_ids
+    from services.observability.log_lines import configure_logging
 
+    configure_logging("error", "recommend")
     excluded = (*(exclude or ()), *(read_ids(exclude_file, "item_id", "--exclude-file") if exclude_file else ()))
     options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=excluded, with_seen=seen)
     if histories not in ("store", "offline"):
@@ -114,15 +118,11 @@ def _write_user_lists(
     from pipelines.publication.precompute import ranker_of
     from pipelines.publication.user_lists import read_user_ids, started_version, write_lists
     from pipelines.runner.bars import Bars
-    from services.items.live_items import LiveItems
-    from services.items.snapshot import read_snapshot
 
     num_users = len(read_user_ids(users))
     store, version = BundleStore.of(settings), started_version(file)
     ranker = ranker_of(store.live() if version is None else store.open(version))
-    items = LiveItems()
-    laid = items.lay(ranker.catalogue)
-    read_snapshot(settings.items_snapshot, items)
+    laid = read_items(settings).lay(ranker.catalogue)
     available = laid.columns.available[: laid.num_known]
 
     def write(read: "ReadHistories") -> int:
@@ -132,6 +132,28 @@ def _write_user_lists(
     num_added = _with_histories(settings, write, is_offline=is_offline)
     kept = "" if num_added == num_users else f", {num_users - num_added} of them before this run"
     out.print(f"{file}: lists of {num_users} users by {ranker.bundle_version}{kept}", markup=False)
+
+
+def read_items(settings: "Settings") -> "LiveItems":
+    """Return the live catalogue's items; if the topic cannot be read, those of the snapshot, and print its time.
+
+    Raises EnvironmentFault for a damaged snapshot.
+    """
+    from services.items.follower import ITEMS_START_S, ItemFollower
+    from services.items.live_items import Knowledge, LiveItems
+    from services.items.snapshot import read_snapshot
+
+    items, snapshot = LiveItems(), settings.items_snapshot
+    follower = ItemFollower(items, settings.kafka_address, settings.items_topic, snapshot)
+    follower.start(ITEMS_START_S)
+    follower.stop()
+    if items.knowledge is not Knowledge.CURRENT:
+        is_there = read_snapshot(snapshot, items) is not None
+        when = datetime.fromtimestamp(snapshot.stat().st_mtime, UTC) if is_there else None
+        hidden = "no item is hidden" if when is None else f"items are hidden as at {when:%Y-%m-%d %H:%M:%S} UTC"
+        fix = "start the stack, or set TAILRACE_KAFKA_BOOTSTRAP, for the current states"
+        out.print(f"{hidden}: the topic {settings.items_topic} cannot be read; {fix}", markup=False)
+    return items
 
 
 def _with_histories(settings: "Settings", write: "Callable[[ReadHistories], int]", *, is_offline: bool) -> int:

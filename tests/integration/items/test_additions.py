@@ -5,8 +5,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
+from infra.cli.pipeline import read_items
 from models.registry.store import BundleStore
 from pipelines.publication.cold_start import publish_items
 from pipelines.release.additions import COMMAND, Additions
@@ -44,6 +46,31 @@ def test_items_of_topic_and_snapshot_are_offered_to_each_name(broker: Server, tm
     assert "default: " in refused[1]
     assert "has no models that could rank new items" in refused[1]
     assert len(store.versions()) == 1
+
+
+def test_lists_hide_the_items_of_the_topic_or_name_the_time_of_the_snapshot(
+    broker: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tailrace recommend` reads changes since the snapshot; without the broker it says what it does not know."""
+    settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address)
+    process = Process(broker, settings.items_snapshot, is_worker=True)
+    process.follower.start(30.0)
+    send(broker, (b"i01", b'{"available":false}'))
+    wait_for(lambda: process.hides("i01"), what="the first change")
+    process.follower.stop()
+    send(broker, (b"i02", b'{"available":false}'))
+
+    hidden, printed = [], []
+    for end in (broker.kill, settings.items_snapshot.unlink, lambda: None):
+        items = read_items(settings)
+        hidden.append([items.hides(item_id) for item_id in ("i01", "i02")])
+        printed.append(" ".join(capsys.readouterr().out.split()))
+        end()
+
+    assert hidden == [[True, True], [True, False], [False, False]]
+    assert "hidden" not in printed[0]
+    assert "items are hidden as at 20" in printed[1]
+    assert "no item is hidden: the topic items cannot be read; start the stack" in printed[2]
 
 
 def test_the_same_failure_in_a_row_is_logged_once(tmp_path: Path) -> None:
