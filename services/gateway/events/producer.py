@@ -27,7 +27,6 @@ from kafka.errors import KafkaError
 from opentelemetry.trace import SpanKind
 
 from services.errors import DependencyUnavailable, Overloaded
-from services.features.ownership import partition_of
 from services.observability.tracing import note, span, trace_headers
 from services.router.breaker import Breaker
 from services.settings.addresses import KafkaAddress
@@ -212,9 +211,9 @@ class TopicProducer:
         `KafkaProducer.send` wakes the sender at the first record, so the records of a job travel in many batches, and
         it chooses the partition of each record again. Uses private parts of the client, read in kafka-python 3.0.12.
         """
-        num_partitions = len(client.partitions_for(self._topic))
-        place = cache(lambda key: TopicPartition(self._topic, partition_of(key.decode(), num_partitions)))
-        append = client._accumulator.append
+        client.partitions_for(self._topic)  # waits for the topic's metadata
+        append, choose = client._accumulator.append, client._partition
+        place = cache(lambda key: TopicPartition(self._topic, choose(self._topic, None, key, None, key, None)))
         appended = [append(place(key), None, key, value, job.headers) for key, value in job.records]
         if any(is_full or is_new for _, is_full, is_new, _ in appended):
             client._sender.wakeup()
