@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -21,29 +21,12 @@ from models.files import write_durably
 from services.contracts.items import ItemPatch, ItemState
 from services.errors import InvalidRequest
 from services.items.live_items import LiveItems
-from services.items.patches import PATCH_HEADER
+from services.items.patches import PATCH_HEADER, SETTLE_ROUNDS, PatchReader
 
 Record = tuple[bytes, bytes | None, *tuple[tuple[str, bytes], ...]]
 """Key, value and headers; without a value the record deletes an item."""
 Send = Callable[[Sequence[Record]], None]
 _CATCH_UP_S = 60.0
-_SETTLE_ROUNDS = 8
-
-
-class ItemReader(Protocol):
-    """Follows the topic into the live catalogue; see `services.items.follower`."""
-
-    async def catch_up(self, timeout_s: float) -> None:
-        """Return when the topic has been read to its current end. Raises DependencyUnavailable."""
-        ...
-
-    def patch_of(self, changes: Mapping[str, Any]) -> ItemPatch:
-        """Return the header of a patch of the states that are known now."""
-        ...
-
-    def is_unsettled(self, item_id: str) -> bool:
-        """Return whether an item's last record is not its state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +35,7 @@ class LiveCatalogue:
 
     items: LiveItems
     topic_id: str
-    reader: ItemReader
+    reader: PatchReader
 
     def records(self, changes: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Record]:
         """Return the records of merge patches by item; a deleted item begins again."""
@@ -74,7 +57,7 @@ class LiveCatalogue:
         Raises DependencyUnavailable.
         """
         left = list(item_ids)
-        for _ in range(_SETTLE_ROUNDS):
+        for _ in range(SETTLE_ROUNDS):
             asyncio.run(self.reader.catch_up(_CATCH_UP_S))
             header = _header(self.reader.patch_of({}), {})
             left = [item_id for item_id in left if self.reader.is_unsettled(item_id)]

@@ -8,14 +8,32 @@ could remove the change in between.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from services.contracts.items import ItemPatch, ItemState, decode_item
 from services.items.live_items import Change
 
 PATCH_HEADER = "patch"
+SETTLE_ROUNDS = 8
+"""How often a sender states an unsettled item again."""
 _NUM_RECENT = 30_000
 """More records than a partition gets between a patch's read and its record."""
+
+
+class PatchReader(Protocol):
+    """What a sender of patches asks of its reader of the topic."""
+
+    async def catch_up(self, timeout_s: float) -> None:
+        """Return when the topic has been read to its current end. Raises DependencyUnavailable."""
+        ...
+
+    def patch_of(self, changes: Mapping[str, Any]) -> ItemPatch:
+        """Return the header of a patch of the states that are known now."""
+        ...
+
+    def is_unsettled(self, item_id: str) -> bool:
+        """Return whether an item's last record is not its state, by its scoped id."""
+        ...
 
 
 class PatchMerger:

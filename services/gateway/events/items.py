@@ -16,7 +16,7 @@ from services.errors import DependencyUnavailable, InvalidRequest, NotFound, Ret
 from services.gateway.overload.long_work import LongWork
 from services.items.layout import ItemLayout
 from services.items.live_items import Knowledge, LiveItems
-from services.items.patches import PATCH_HEADER
+from services.items.patches import PATCH_HEADER, SETTLE_ROUNDS, PatchReader
 
 ItemDraft = Mapping[str, Any]
 """One item's fields, parsed but not yet checked."""
@@ -32,7 +32,6 @@ _FEW = 8
 """Up to this many drafts are checked in the event loop."""
 _MAX_TOGETHER = 200
 """Records for which the broker has one time limit; larger requests have as many limits as parts of this size."""
-_SETTLE_ROUNDS = 8
 
 
 class ItemLog(Protocol):
@@ -48,7 +47,7 @@ class ItemLog(Protocol):
         ...
 
 
-class ItemReader(Protocol):
+class ItemReader(PatchReader, Protocol):
     """Brings the live catalogue up to date with the topic."""
 
     def start(self, timeout_s: float) -> None:
@@ -57,18 +56,6 @@ class ItemReader(Protocol):
 
     def stop(self) -> None:
         """Stop. Blocks for a moment."""
-        ...
-
-    async def catch_up(self, timeout_s: float) -> None:
-        """Return when the topic has been read to its current end. Raises DependencyUnavailable."""
-        ...
-
-    def patch_of(self, changes: ItemDraft) -> ItemPatch:
-        """Return the header of a patch of the states that are known now."""
-        ...
-
-    def is_unsettled(self, item_id: str) -> bool:
-        """Return whether an item's last record is not its state, by its scoped id."""
         ...
 
 
@@ -158,7 +145,7 @@ class ItemOperations:
 
     async def _settle(self, item_id: str) -> None:
         """Catch up, and state an item again until its last record is its state."""
-        for _ in range(_SETTLE_ROUNDS):
+        for _ in range(SETTLE_ROUNDS):
             await self._reader.catch_up(_CATCH_UP_S)
             if not self._reader.is_unsettled(scoped(self._tenant, item_id)):
                 return
