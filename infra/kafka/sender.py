@@ -1,6 +1,6 @@
 """Sends records to a topic and waits until the broker has stored them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 from services.errors import DependencyUnavailable
 
 if TYPE_CHECKING:
+    from pipelines.imports.delivered import Record, Send
     from services.settings.settings import Settings
 
 _ACK_S = 30.0
 _RETRY_AFTER_S = 1.0
-Record = tuple[bytes, bytes | None, *tuple[tuple[str, bytes], ...]]
-"""Key, value and headers; without a value it deletes the key's record from a compacted topic."""
 
 
 @contextmanager
-def topic_sender(settings: "Settings", name: str) -> Iterator[Callable[[Sequence[Record]], None]]:
+def topic_sender(settings: "Settings", name: str) -> Iterator["Send"]:
     """Provide a function that sends records to a topic and waits until they are stored.
 
     Raises DependencyUnavailable.
@@ -45,7 +44,7 @@ def topic_sender(settings: "Settings", name: str) -> Iterator[Callable[[Sequence
         close_producer(producer, _RETRY_AFTER_S)
 
 
-def _send(producer: Any, topic: str, records: Sequence[Record]) -> None:
+def _send(producer: Any, topic: str, records: Sequence["Record"]) -> None:
     from services.settings.kafka_clients import broker_as_dependency
 
     with broker_as_dependency():
