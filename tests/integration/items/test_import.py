@@ -60,6 +60,16 @@ class Shop:
             timeout=120,
         )
 
+    def kill_at_the_first_batch(self, kind: str, *options: str) -> None:
+        """Run an import, and SIGKILL it when it has recorded progress."""
+        command = [sys.executable, "-m", "infra.cli.main", "import", kind, *options]
+        killed = subprocess.Popen(command, env={**inherited_environment(), **self.settings.as_environment()})
+        try:
+            wait_for(lambda: any(self.settings.imports_dir.glob(f"{kind}-*.json")), what="the first batch")
+        finally:
+            killed.kill()
+            killed.wait()
+
     def records(self, topic: str) -> list[tuple[str, dict[str, Any]]]:
         """Return key and value of all records of a topic.
 
@@ -129,13 +139,7 @@ def test_a_killed_import_goes_on_where_it_was(shop: Shop, tmp_path: Path) -> Non
     """After SIGKILL no item is missing, and at most the batch in flight is there twice."""
     path, num = tmp_path / "many.parquet", 60 * BATCH_ROWS
     pl.DataFrame({"item_id": [f"i{number}" for number in range(num)]}).write_parquet(path)
-    command = [sys.executable, "-m", "infra.cli.main", "import", "items", str(path)]
-    killed = subprocess.Popen(command, env={**inherited_environment(), **shop.settings.as_environment()})
-    try:
-        wait_for(lambda: any(shop.settings.imports_dir.glob("items-*.json")), what="the first batch")
-    finally:
-        killed.kill()
-        killed.wait()
+    shop.kill_at_the_first_batch("items", str(path))
     done = shop.run("items", str(path))
 
     assert "of them before this run" in done.stdout, done.stdout + done.stderr
@@ -154,13 +158,7 @@ def test_an_erasure_removes_the_rows_that_a_killed_import_left(shop: Shop, tmp_p
         )
     made.close()
     query = ("--query", "SELECT * FROM clicks ORDER BY event_time")
-    command = [sys.executable, "-m", "infra.cli.main", "import", "events", f"sqlite://{path}", *query]
-    killed = subprocess.Popen(command, env={**inherited_environment(), **shop.settings.as_environment()})
-    try:
-        wait_for(lambda: any(shop.settings.imports_dir.glob("events-*.json")), what="the first batch")
-    finally:
-        killed.kill()
-        killed.wait()
+    shop.kill_at_the_first_batch("events", f"sqlite://{path}", *query)
     left = [path.suffix for path in each_file(shop.settings.state_dir) if b"ann" in path.read_bytes()]
     is_free = remove_outputs(shop.settings.stages_dir, {"eve"}.__contains__)
 
