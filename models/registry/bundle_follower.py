@@ -160,7 +160,7 @@ class BundleFollower(Generic[Loaded]):
 def due_names(followers: Mapping[str, BundleFollower[Any]]) -> list[str]:
     """Return the names of one storage whose followers may have work, by one look at all records. Never raises."""
     marks = None
-    with suppress(StoreUnavailable):
-        for follower in [*followers.values()][:1]:
-            marks = follower.store.marks(followers)
+    if first := next(iter(followers.values()), None):
+        with suppress(StoreUnavailable):
+            marks = first.store.marks(followers)
     return [name for name, follower in followers.items() if follower.is_due(marks)]

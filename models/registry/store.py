@@ -204,7 +204,7 @@ class BundleStore:
         return record, mark
 
     def marks(self, names: Collection[str]) -> Mapping[str, str]:
-        """Return the marks of those of these names that have a readable record.
+        """Return the marks of these names, except of a name without a readable record.
 
         Costs less than reading the records. Raises StoreUnavailable.
         """

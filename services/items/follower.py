@@ -253,10 +253,10 @@ class ItemFollower:
         reader = TopicReader(admin, consumer, [self._topic])
         before = {TopicPartition(self._topic, number): mark for number, mark in self._positions.marks.items()}
         reader.resume({self._topic: self._positions.topic_id}, before)
-        topic_id, is_same = reader.topic_ids[self._topic], reader.topic_ids[self._topic] == self._positions.topic_id
+        topic_id = reader.topic_ids[self._topic]
         if self._is_damaged or not self._items.has_states:
             self._whole_topic = topic_id
-        elif not is_same or reader.num_begun_again:
+        elif topic_id != self._positions.topic_id or reader.num_begun_again:
             self._lose_topic(topic_id)
         reader.num_begun_again = 0
         self._begin_merging(reader)

@@ -219,8 +219,7 @@ class StreamWorker:
         """Handle one batch; False when stopped before the store took it."""
         with span("decode"):
             decoded = decode(records, consumer.num_partitions, _now_ms())
-        if decoded.dead:
-            self._dead_letter(consumer, decoded.dead)
+        self._dead_letter(consumer, decoded.dead)
         if decoded.misplaced:
             self._reroute(consumer, decoded.misplaced)
         if not self._apply_with_retries(consumer, decoded, stop):
@@ -243,8 +242,9 @@ class StreamWorker:
         )
 
     def _dead_letter(self, consumer: PartitionConsumer, dead: Sequence[DeadLetter]) -> None:
-        consumer.dead_letter(dead)
-        self._report.dead_lettered(dead)
+        if dead:
+            consumer.dead_letter(dead)
+            self._report.dead_lettered(dead)
 
     def _reroute(self, consumer: PartitionConsumer, misplaced: Sequence[Misplaced]) -> None:
         too_large = consumer.reroute(misplaced)

@@ -48,7 +48,7 @@ class FolderStorage:
         return StoredRecord(self._from_pointer_files() if name == DEFAULT_NAME else None, None)
 
     def marks(self, names: Collection[str]) -> Mapping[str, str]:
-        """Return the marks of those of these names that have a readable record."""
+        """Return the marks of these names, except of a name without a readable record."""
         marks = {}
         for name in names:
             with suppress(OSError):

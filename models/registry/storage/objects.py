@@ -113,7 +113,7 @@ class ObjectStorage:
             raise
 
     def marks(self, names: Collection[str]) -> Mapping[str, str]:
-        """Return the marks of those of these names that have a record.
+        """Return the marks of these names, except of a name without a record.
 
         Lists all records, or reads the headers of a few.
         """

@@ -33,7 +33,7 @@ class Storage(Protocol):
         ...
 
     def marks(self, names: Collection[str]) -> Mapping[str, str]:
-        """Return the marks of those of these names that have a readable record. Raises StoreUnavailable."""
+        """Return the marks of these names, except of a name without a readable record. Raises StoreUnavailable."""
         ...
 
     def keep_record(self, name: str, content: bytes) -> None:
