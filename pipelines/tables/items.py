@@ -38,6 +38,7 @@ HEADER_AGAIN = "the header again"
 Reader = Callable[[pl.Series], pl.Series]
 _TIMES = {"published_ms": MAX_TIME_MS, "expires_ms": MIN_TIME_MS}
 """The times that decide whether an item is shown, and values of items that are not."""
+HIDING = ("available", *_TIMES)
 _FLAG, _TIME = "true or false", "2026-12-31 or Unix milliseconds"
 """What to write in such cells."""
 

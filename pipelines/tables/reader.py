@@ -22,7 +22,7 @@ from pipelines.tables.events import (
 )
 from pipelines.tables.files import Frame, Table
 from pipelines.tables.findings import Findings
-from pipelines.tables.items import ITEM_TYPES, catalogue_items, merge_items, read_items, survey_items
+from pipelines.tables.items import HIDING, ITEM_TYPES, catalogue_items, merge_items, read_items, survey_items
 from pipelines.tables.options import PLAIN, TableOptions
 
 Keeps = Callable[[pl.DataFrame], pl.Series]
@@ -107,7 +107,11 @@ class ItemTable:
 
     def read_catalogue(self) -> pl.DataFrame:
         """Return (item_id, title, categories, text), as models learn from them."""
-        return catalogue_items(self.read(), self.named)
+        items = self.read()
+        if hiding := [self.named.column(name) for name in HIDING if name in self.named.fields]:
+            what = f"{' and '.join(hiding)} hide items only in the live catalogue: `tailrace import items` reads them"
+            self.findings.note(what)
+        return catalogue_items(items, self.named)
 
     @property
     def rejected(self) -> pl.DataFrame:

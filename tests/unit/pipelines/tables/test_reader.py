@@ -21,7 +21,7 @@ from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.imports.sources import local_file
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN, ItemArguments, TableOptions
-from pipelines.tables.reader import EventTable, open_table
+from pipelines.tables.reader import EventTable, ItemTable, open_table
 from pipelines.tables.times import times
 from services.contracts.events import decode_interaction
 from services.contracts.items import decode_item
@@ -590,6 +590,21 @@ def test_an_item_of_unclear_availability_is_not_shown(
     assert is_shown == [at < shown for at in range(len(cells))]
     assert findings.num_unread.get(column, 0) == unread
     assert any(f"column {column}: write " in str(note) for note in findings.notes) == bool(unread)
+
+
+def test_commands_that_hide_no_items_say_so(tmp_path: Path) -> None:
+    """Training and `add-items` do not read the columns, so hidden items are shown until they are imported."""
+    noted = {}
+    for header in ("item_id,expires_ms,Available", "item_id,title,colour"):
+        table = ItemTable(open_table(written(tmp_path, Case(f"{header}\na,2099-01-01,no\n", [])), "items", PLAIN))
+        table.read_catalogue()
+        noted[header] = [str(note) for note in table.findings.notes if "live catalogue" in str(note)]
+
+    (note,), none = noted.values()
+    assert note == (
+        "items: Available and expires_ms hide items only in the live catalogue: `tailrace import items` reads them"
+    )
+    assert none == []
 
 
 def test_a_time_that_is_no_text_is_not_read() -> None:
