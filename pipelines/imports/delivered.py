@@ -8,12 +8,11 @@ deleted. The embedded broker forgets its topics when it ends: an item that neith
 lost, and is sent again. An item that they have keeps its state, which may be newer than the source.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -26,7 +25,18 @@ from services.items.patches import PATCH_HEADER, SETTLE_ROUNDS, PatchReader
 Record = tuple[bytes, bytes | None, *tuple[tuple[str, bytes], ...]]
 """Key, value and headers; without a value the record deletes an item."""
 Send = Callable[[Sequence[Record]], None]
-_CATCH_UP_S = 60.0
+_STALL_S = 60.0
+
+
+class CatalogueReader(PatchReader, Protocol):
+    """What an import asks of its reader of the topic."""
+
+    def read_to_end(self, stall_s: float) -> None:
+        """Return when the topic has been read to its current end.
+
+        Raises DependencyUnavailable if no record is read for `stall_s`.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,7 @@ class LiveCatalogue:
 
     items: LiveItems
     topic_id: str
-    reader: PatchReader
+    reader: CatalogueReader
 
     def records(self, changes: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Record]:
         """Return the records of merge patches by item; a deleted item begins again."""
@@ -58,7 +68,7 @@ class LiveCatalogue:
         """
         left = list(item_ids)
         for _ in range(SETTLE_ROUNDS):
-            asyncio.run(self.reader.catch_up(_CATCH_UP_S))
+            self.reader.read_to_end(_STALL_S)
             header = _header(self.reader.patch_of({}), {})
             left = [item_id for item_id in left if self.reader.is_unsettled(item_id)]
             if not left:

@@ -113,7 +113,6 @@ class ItemFollower:
         self._is_damaged = False
         self._failure = ""
         self._merger = PatchMerger()
-        self._num_records = 0
         self._deferred: dict[str, ItemState] = {}
         """States that would show a hidden item, held back until the topic's end: a later record may hide it again."""
         self._has_changed = False
@@ -148,18 +147,15 @@ class ItemFollower:
         return item_id in self._merger.unsettled
 
     def start(self, timeout_s: float = 0.0) -> None:
-        """Load the snapshot, start following, and wait for the topic's end or `timeout_s` without a record."""
+        """Load the snapshot, start following, and wait for the topic's end, or until none is read for `timeout_s`."""
         try:
             self._load()
         except EnvironmentFault as error:
             log.warning("items_snapshot_unreadable", error=str(error), cause=repr(error.__cause__))
         for thread in self._threads:
             thread.start()
-        end, num_records = self._await_end(), -1
-        while num_records < self._num_records and not end.done():
-            num_records = self._num_records
-            with suppress(DependencyUnavailable, TimeoutError):
-                end.result(timeout_s)
+        with suppress(DependencyUnavailable):
+            self.read_to_end(timeout_s)
 
     def stop(self) -> None:
         """End the threads. Blocks for a moment."""
@@ -169,6 +165,19 @@ class ItemFollower:
             if thread.is_alive():
                 thread.join(2 * _POLL_MS / 1_000 + 1.0)
         self._fail_awaited()
+
+    def read_to_end(self, stall_s: float) -> None:
+        """Wait until all records now in the topic are applied, as long as some are read every `stall_s`.
+
+        Raises DependencyUnavailable.
+        """
+        end, read = self._await_end(), None
+        while (positions := self._positions) != read:
+            read = positions
+            with suppress(TimeoutError):
+                return end.result(stall_s)
+        end.cancel()
+        raise DependencyUnavailable(self._topic, _RETRY_AFTER_S, f"no record was read for {stall_s:g} s")
 
     async def catch_up(self, timeout_s: float) -> None:
         """Wait until all records now in the topic are applied. Raises DependencyUnavailable."""
@@ -328,7 +337,6 @@ class ItemFollower:
             return self._deferred.get(item_id) or self._items.stated(item_id)
 
         for record in records:
-            self._num_records += 1
             try:
                 item_id, state = self._change(record, state_of)
                 self._deferred.pop(item_id, None)

@@ -23,10 +23,6 @@ _NUM_RECENT = 30_000
 class PatchReader(Protocol):
     """What a sender of patches asks of its reader of the topic."""
 
-    async def catch_up(self, timeout_s: float) -> None:
-        """Return when the topic has been read to its current end. Raises DependencyUnavailable."""
-        ...
-
     def patch_of(self, changes: Mapping[str, Any]) -> ItemPatch:
         """Return the header of a patch of the states that are known now."""
         ...

@@ -44,7 +44,7 @@ class ItemTopic:
                 self.live.apply([self._merger.change(record, self.live.stated)])
         self._num_read = len(self.log)
 
-    async def catch_up(self, timeout_s: float) -> None:
+    def read_to_end(self, stall_s: float) -> None:
         """Apply the records."""
         self.read()
 

@@ -54,6 +54,10 @@ class ItemReader(PatchReader, Protocol):
         """Start, and wait up to `timeout_s` until the topic has been read to its end. Blocks."""
         ...
 
+    async def catch_up(self, timeout_s: float) -> None:
+        """Return when the topic has been read to its current end. Raises DependencyUnavailable."""
+        ...
+
     def stop(self) -> None:
         """Stop. Blocks for a moment."""
         ...

@@ -1,6 +1,7 @@
 """A process follows the items topic on a real broker: loss and recreation of the topic, invalid records, snapshots."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 from kafka import KafkaProducer
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
+from pipelines.imports.delivered import LiveCatalogue
 from services.app import open_standby
 from services.contracts.items import ItemState
 from services.errors import DependencyUnavailable
@@ -333,6 +335,42 @@ async def test_catching_up_waits_for_what_the_topic_holds(broker: Server, worker
         await asyncio.to_thread(send, broker, (b"i05", value))
         await worker.follower.catch_up(10.0)
         assert worker.hides("i05") == bool(number % 2)
+
+
+def test_an_import_awaits_its_reader_as_long_as_it_reads(
+    broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the reader needs for all records; a reader that reads none is given up."""
+    monkeypatch.setattr("services.items.follower._MAX_RECORDS", 1)
+    monkeypatch.setattr("pipelines.imports.delivered._STALL_S", 2.0)
+    make_topic(broker)
+    process, is_free = Process(broker, tmp_path / "none"), threading.Event()
+    apply = process.items.apply
+
+    def slowly(changes: list[Change]) -> int:
+        """Apply changes, each after a moment."""
+        time.sleep(0.2)
+        is_free.wait()
+        return apply(changes)
+
+    monkeypatch.setattr(process.items, "apply", slowly)
+    is_free.set()
+    process.follower.start(30.0)
+    catalogue = LiveCatalogue(process.items, process.follower.positions.topic_id, process.follower)
+    item_ids = [f"n{number:02}" for number in range(20)]
+    try:
+        send(broker, *((item_id.encode(), b'{"available":false}') for item_id in item_ids))
+        catalogue.settle(item_ids, lambda _records: None)
+        hidden = [item_id for item_id in item_ids if process.items.hides(item_id)]
+        is_free.clear()
+        send(broker, *((b"n00", b'{"available":true}') for _ in range(2)))
+        with pytest.raises(DependencyUnavailable):
+            catalogue.settle(item_ids, lambda _records: None)
+    finally:
+        is_free.set()
+        process.follower.stop()
+
+    assert hidden == item_ids
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
