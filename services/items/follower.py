@@ -53,11 +53,13 @@ _TICK_S, _LONGEST_TICK_S = 0.1, 1.0
 class _Awaited:
     """A caller that waits until all records in the topic at the time of the call are read.
 
-    `ends`: the positions to reach.
+    `ends`: the positions to reach. `rough`: partitions whose last batch may end later; the embedded broker only reports
+    its first record as the end, and the real end to a fetch.
     """
 
     done: "Future[None]" = field(default_factory=Future)
-    ends: Mapping[TopicPartition, int] | None = None
+    ends: dict[TopicPartition, int] | None = None
+    rough: set[TopicPartition] = field(default_factory=set)
 
 
 class ItemFollower:
@@ -374,22 +376,26 @@ class ItemFollower:
         if any(waiter.ends is None for waiter in awaited):
             ends = consumer.end_offsets(places, timeout_ms=REQUEST_MS)
             for waiter in awaited:
-                waiter.ends = waiter.ends or ends
+                if waiter.ends is None:
+                    waiter.ends, waiter.rough = dict(ends), set(ends)
         return awaited
 
     def _reached(self, awaited: list[_Awaited], consumer: Any, *, is_empty: bool) -> list[_Awaited]:
         """Return the callers whose ends are reached.
 
-        The embedded broker reports its last batch's first record as the end: an end counts as reached beyond it, or
-        after a fetch without records.
+        The first end of a fetch that is not before a rough end replaces it; later records are not awaited. Without such
+        a fetch, a rough end counts as reached after a fetch without records.
         """
         reached = []
         for waiter in awaited:
-            at = {topic_partition: int(consumer.position(topic_partition)) for topic_partition in waiter.ends or ()}
+            ends = waiter.ends or {}
+            for topic_partition in [*waiter.rough]:
+                if (fetched_end := consumer.highwater(topic_partition) or 0) >= ends[topic_partition]:
+                    ends[topic_partition] = int(fetched_end)
+                    waiter.rough.remove(topic_partition)
             if all(
-                at[topic_partition] >= max(end, consumer.highwater(topic_partition) or 0)
-                and (is_empty or at[topic_partition] > end)
-                for topic_partition, end in (waiter.ends or {}).items()
+                consumer.position(topic_partition) >= end and (is_empty or topic_partition not in waiter.rough)
+                for topic_partition, end in ends.items()
             ):
                 reached.append(waiter)
         return reached

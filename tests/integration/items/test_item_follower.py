@@ -337,6 +337,36 @@ async def test_catching_up_waits_for_what_the_topic_holds(broker: Server, worker
         assert worker.hides("i05") == bool(number % 2)
 
 
+def test_records_after_the_call_are_not_awaited(
+    broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catching up ends although records keep coming faster than they are read, as during an import."""
+    monkeypatch.setattr("services.items.follower._MAX_RECORDS", 1)
+    make_topic(broker)
+    process, is_caught_up = Process(broker, tmp_path / "none"), threading.Event()
+    apply = process.items.apply
+    monkeypatch.setattr(process.items, "apply", lambda changes: (time.sleep(0.1), apply(changes))[1])
+    process.follower.start(30.0)
+
+    def keep_sending() -> None:
+        """Send records until the reader has caught up."""
+        producer = KafkaProducer(bootstrap_servers=broker.address)
+        while not is_caught_up.wait(0.02):
+            producer.send(TOPIC.name, key=b"i01", value=b'{"available":true}')
+        close_producer(producer, 1.0)
+
+    sender = threading.Thread(target=keep_sending)
+    try:
+        send(broker, (b"i01", b'{"available":true}'), (b"i02", b'{"available":false}'))
+        sender.start()
+        asyncio.run(process.follower.catch_up(30.0))
+        assert process.hides("i02")
+    finally:
+        is_caught_up.set()
+        sender.join()
+        process.follower.stop()
+
+
 def test_an_import_awaits_its_reader_as_long_as_it_reads(
     broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
