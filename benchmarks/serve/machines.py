@@ -1,6 +1,7 @@
 """The stack on slower machines: its deadline and its goodput at full speed, on one core, and next to busy processes.
 
-    python -m benchmarks.serve machines --json OUT [--rate 50] [--seconds 5] [--multiples 0.5 1 2 5 10] [--up]
+    python -m benchmarks.serve machines --json OUT [--rate 50] [--seconds 5] [--rounds 1] [--multiples 0.5 1 2 5 10]
+                                              [--up]
 
 `full`: the machine as it is. `one core`: all of the stack's threads on one core, the load generator on the rest.
 `hogs`: a busy process for each core, at the priority of the stack. In each setting and at each door: the requests at
@@ -54,6 +55,7 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second for the short deadline")
     parser.add_argument("--multiples", type=above_zero, nargs="+", default=MULTIPLES, help="of the capacity")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per row; ten times as long for the deadline")
+    parser.add_argument("--rounds", type=at_least_one, default=1, help="of the overload; its rows are medians")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200, help="of the overload")
     return parse_for_stack(parser, settings)
 

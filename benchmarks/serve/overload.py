@@ -1,21 +1,22 @@
 """Overload: the stack's own capacity, then multiples of it, open loop, by door and priority.
 
-    python -m benchmarks.serve overload --json OUT [--multiples 0.5 1 2 5 10] [--seconds 5] [--deadline-ms 200]
-                                              [--url ...] [--grpc ...]
+    python -m benchmarks.serve overload --json OUT [--multiples 0.5 1 2 5 10] [--seconds 5] [--rounds 1]
+                                              [--deadline-ms 200] [--url ...] [--grpc ...]
 
 `--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running stack is called
 without a key, which is normal priority. The capacity of a door is the rate at which waiting callers of normal priority
 are ranked in full and in time. After the last multiple, the first is measured again five seconds later
-(`is_after_overload`). Latency counts from the intended departure. Refusals are counted by the refusing part.
-`goodput_of_peak` relates a row to the best of its door and priority. `refusal_cost` is the processor time of both
-HAProxies for a refusal, relative to the whole stack's for an answer of the first row. The load generator shares the
-cores (`generator_cpu_share`).
+(`is_after_overload`). A row's numbers are the medians of its rounds, which take turns. Latency counts from the intended
+departure. Refusals are counted by the refusing part. `goodput_of_peak` relates a row to the best of its door and
+priority. `refusal_cost` is the processor time of both HAProxies for a refusal, relative to the whole stack's for an
+answer of the first row. The load generator shares the cores (`generator_cpu_share`).
 """
 
 import argparse
 import asyncio
+import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from services.contracts.access import Priority
 from services.settings.settings import Settings, load_settings
 
 MULTIPLES = (0.5, 1.0, 2.0, 5.0, 10.0)
+_CASE = {"door", "kind", "priority", "multiple", "is_after_overload"}
 _EDGES = ("edge", "ingress")
 
 
@@ -57,6 +59,7 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser = report_parser(__doc__)
     parser.add_argument("--multiples", type=above_zero, nargs="+", default=MULTIPLES, help="of the capacity")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per case")
+    parser.add_argument("--rounds", type=at_least_one, default=1, help="of all multiples; rows are medians")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200)
     return parse_for_stack(parser, settings)
 
@@ -90,16 +93,33 @@ async def overload_rows(
     send: Send, case: dict[str, Any], capacity_rps: float, options: argparse.Namespace, groups: Groups
 ) -> list[dict[str, Any]]:
     """Return a row for each multiple of the capacity, and one for the first multiple after the overload."""
-    rows: list[dict[str, Any]] = []
-    for index, multiple in enumerate([*options.multiples, options.multiples[0]]):
-        await asyncio.sleep(PAUSE_S)
-        about = case | {"multiple": multiple, "is_after_overload": index == len(options.multiples)}
-        rows.append(await overload_row(send, about, capacity_rps, options, groups))
+    rounds: list[list[dict[str, Any]]] = []
+    for _ in range(options.rounds):
+        rows: list[dict[str, Any]] = []
+        for index, multiple in enumerate([*options.multiples, options.multiples[0]]):
+            await asyncio.sleep(PAUSE_S)
+            about = case | {"multiple": multiple, "is_after_overload": index == len(options.multiples)}
+            rows.append(await overload_row(send, about, capacity_rps, options, groups))
+        rounds.append(rows)
+    rows = [median_row(own) for own in zip(*rounds, strict=True)]
     peak_rps = max(row["goodput_rps"] for row in rows)
     for row in rows:
         row["goodput_of_peak"] = round(row["goodput_rps"] / peak_rps, 3) if peak_rps else None
         row["refusal_cost"] = refusal_cost(row, rows[0])
     return rows
+
+
+def median_row(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians of a row's numbers over its rounds, and each round's goodput."""
+    medians = {name: _median([row[name] for row in rounds]) for name in rounds[0].keys() - _CASE}
+    return rounds[0] | medians | {"goodput_rps_by_round": [row["goodput_rps"] for row in rounds]}
+
+
+def _median(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], dict):
+        return {name: _median([value.get(name, 0) for value in values]) for name in sorted(set().union(*values))}
+    measured = [value for value in values if value is not None]
+    return statistics.median(measured) if measured else None
 
 
 def refusal_cost(row: dict[str, Any], first: dict[str, Any]) -> float | None:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.load import capacity, open_loop
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot, ahead_of_the_stack, run_load, summary
 from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
+from benchmarks.serve.overload import median_row
 
 OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
 REPORT = {"metrics": {"decoder": {"ndcg@10": 0.125}, "student": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.05}}}
@@ -141,3 +142,23 @@ async def test_a_request_that_is_not_answered_is_given_up(monkeypatch: pytest.Mo
 
     assert never.cancelled()
     assert [shot.outcome.reason for shot in load.shots] == ["no_answer"]
+
+
+def test_a_row_has_the_medians_of_its_rounds() -> None:
+    """A number that a round lacks does not count; a reason that it lacks counts zero."""
+    case = {"door": "rest", "priority": "high", "multiple": 5.0, "is_after_overload": False}
+    late: tuple[float | None, ...] = (None, 4.0, 9.0)
+    reasons: tuple[dict[str, int], ...] = ({"http_429": 7}, {}, {"http_503": 3})
+    rounds = [
+        case | {"goodput_rps": goodput, "refused_p99_ms": ms, "reasons": own}
+        for goodput, ms, own in zip((500.0, 90.0, 480.0), late, reasons, strict=True)
+    ]
+
+    row = median_row(rounds)
+
+    assert row == case | {
+        "goodput_rps": 480.0,
+        "refused_p99_ms": 6.5,
+        "reasons": {"http_429": 0, "http_503": 0},
+        "goodput_rps_by_round": [500.0, 90.0, 480.0],
+    }
