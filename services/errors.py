@@ -13,6 +13,7 @@ Each error carries its kind and the details for the caller.
     │   ├── QuotaExceeded     the key's rate or quota is used up
     │   ├── Overloaded        no capacity at the moment
     │   └── DependencyUnavailable    a store or broker does not answer, or refuses
+    │       ├── ReaderBehind  this process has not read a topic's earlier records yet
     │       └── ReplicaOnly   the store's server became a replica in a failover
     ├── OwnershipLost         another process owns the partition, or the store lost writes
     ├── RowChanged            a row changed after it was read
@@ -85,6 +86,7 @@ __all__ = [
     "Overloaded",
     "OwnershipLost",
     "QuotaExceeded",
+    "ReaderBehind",
     "ReplicaOnly",
     "RequestTooLarge",
     "RetryLater",
@@ -207,6 +209,14 @@ class DependencyUnavailable(RetryLater):
 
     def __str__(self) -> str:
         return f"{self.problem}: {self.why}" if self.why else super().__str__()
+
+
+class ReaderBehind(DependencyUnavailable):
+    """This process has not read a topic's earlier records yet."""
+
+    def __init__(self, topic: str, num_left: int, retry_after_s: float) -> None:
+        RetryLater.__init__(self, f"{topic}: {num_left} earlier records are not read yet", retry_after_s)
+        self.why = ""
 
 
 class ReplicaOnly(DependencyUnavailable):

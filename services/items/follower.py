@@ -8,6 +8,7 @@ read until the file is restored or removed. A record that cannot be read is coun
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,7 @@ from kafka import TopicPartition
 from kafka.errors import OffsetOutOfRangeError
 
 from services.contracts.items import ItemPatch, ItemState
-from services.errors import DependencyUnavailable, EnvironmentFault, InvalidRequest
+from services.errors import DependencyUnavailable, EnvironmentFault, InvalidRequest, ReaderBehind
 from services.items.live_items import Change, Knowledge, LiveItems
 from services.items.patches import PatchMerger
 from services.items.snapshot import Positions, read_snapshot, read_whole_topic, write_snapshot
@@ -45,7 +46,7 @@ _MAX_RECORDS = 500
 """Decoding this many takes 10 ms; meanwhile the process's other threads wait for the interpreter."""
 _CHECK_EVERY_S = 2.0
 _RETRY_S = 0.5
-_RETRY_AFTER_S = 1.0
+_RETRY_AFTER_S, _LONGEST_RETRY_S = 1.0, 60.0
 _TICK_S, _LONGEST_TICK_S = 0.1, 1.0
 
 
@@ -173,7 +174,7 @@ class ItemFollower:
 
         Raises DependencyUnavailable.
         """
-        end, read = self._await_end(), None
+        end, read = self._await_end().done, None
         while (positions := self._positions) != read:
             read = positions
             with suppress(TimeoutError):
@@ -182,18 +183,34 @@ class ItemFollower:
         raise DependencyUnavailable(self._topic, _RETRY_AFTER_S, f"no record was read for {stall_s:g} s")
 
     async def catch_up(self, timeout_s: float) -> None:
-        """Wait until all records now in the topic are applied. Raises DependencyUnavailable."""
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(self._await_end()), timeout_s)
-        except TimeoutError as error:
-            raise DependencyUnavailable(self._topic, _RETRY_AFTER_S) from error
+        """Wait until all records now in the topic are applied.
 
-    def _await_end(self) -> "Future[None]":
+        Raises DependencyUnavailable; ReaderBehind if it takes longer, with the time that the records left will take.
+        """
+        awaited, offsets = self._await_end(), self._offsets
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(awaited.done), timeout_s)
+        except TimeoutError as error:
+            now = self._offsets
+            num_read = sum(offset - offsets.get(number, offset) for number, offset in now.items())
+            ends = {at.partition: end for at, end in (awaited.ends or {}).items()}
+            num_left = sum(max(0, end - now.get(number, 0)) for number, end in ends.items())
+            if not num_left:
+                raise DependencyUnavailable(self._topic, _RETRY_AFTER_S) from error
+            left_s = timeout_s * num_left / max(1, num_read)
+            retry_after_s = min(max(_RETRY_AFTER_S, math.ceil(left_s)), _LONGEST_RETRY_S)
+            raise ReaderBehind(self._topic, num_left, retry_after_s) from error
+
+    @property
+    def _offsets(self) -> dict[int, int]:
+        return {number: mark.offset for number, mark in self._positions.marks.items()}
+
+    def _await_end(self) -> _Awaited:
         awaited = _Awaited()
         with self._awaited_lock:
             self._awaited.append(awaited)
         self._arrivals.touch()
-        return awaited.done
+        return awaited
 
     def _fail_awaited(self) -> None:
         with self._awaited_lock:
@@ -274,14 +291,14 @@ class ItemFollower:
         log.info("items_followed", topic=self._topic, topic_id=topic_id)
         self._failure = ""
         self._on_unavailable(0)
-        checked_s, current = time.monotonic(), self._await_end()
+        checked_s, current = time.monotonic(), self._await_end().done
         pace = FetchPace(consumer, _FETCH_WAITS, self._arrivals.watch())
         clients.callback(pace.close)
         while not self._stopped.is_set():
             awaited = self._begin_awaiting(consumer, reader.places)
             fetched = reader.poll(_POLL_MS, partial(pace.poll, is_urgent=bool(awaited)))
             if reader.num_begun_again:
-                reader.num_begun_again, current = 0, self._await_end()
+                reader.num_begun_again, current = 0, self._await_end().done
                 self._lose_topic(topic_id)
                 self._begin_merging(reader)
             self._take((record for batch in fetched.values() for record in batch), is_behind=not current.done())

@@ -1,6 +1,7 @@
 """A process follows the items topic on a real broker: loss and recreation of the topic, invalid records, snapshots."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +17,7 @@ from benchmarks.faults.tcp_proxy import TcpProxy, Wire
 from pipelines.imports.delivered import LiveCatalogue
 from services.app import open_standby
 from services.contracts.items import ItemState
-from services.errors import DependencyUnavailable
+from services.errors import DependencyUnavailable, ReaderBehind
 from services.features.repo import RepoAddress
 from services.items.follower import ItemFollower
 from services.items.live_items import Change, Knowledge, LiveItems
@@ -365,6 +366,29 @@ def test_records_after_the_call_are_not_awaited(
         is_caught_up.set()
         sender.join()
         process.follower.stop()
+
+
+def test_a_reader_that_is_behind_says_how_far_and_for_how_long(
+    broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller retries when the records left are read, not a second later."""
+    monkeypatch.setattr("services.items.follower._MAX_RECORDS", 1)
+    make_topic(broker)
+    process = Process(broker, tmp_path / "none")
+    apply = process.items.apply
+    monkeypatch.setattr(process.items, "apply", lambda changes: (time.sleep(0.2), apply(changes))[1])
+    process.follower.start(30.0)
+    try:
+        send(broker, *((f"n{number:02}".encode(), b"{}") for number in range(60)))
+        with pytest.raises(ReaderBehind) as refused:
+            asyncio.run(process.follower.catch_up(1.0))
+    finally:
+        process.follower.stop()
+
+    stated = re.fullmatch(r"items: (\d+) earlier records are not read yet", refused.value.problem)
+    assert stated is not None
+    assert 30 < int(stated[1]) <= 60
+    assert refused.value.retry_after_s > 2
 
 
 def test_an_import_awaits_its_reader_as_long_as_it_reads(
