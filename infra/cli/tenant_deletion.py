@@ -267,7 +267,8 @@ def _rewrite_file(settings: "Settings") -> bool:
     from services.features.repo import RepoAddress
 
     writer = ErasingWriter(RepoAddress(settings.feature_repo_dir, settings.redis_address))
-    state = writer.begin_rewrite()
+    while (state := writer.begin_rewrite()) is FileRewrite.BUSY:
+        time.sleep(_LOOK_S)
     while state is FileRewrite.RUNNING:
         time.sleep(_LOOK_S)
         state = writer.rewrite_state()

@@ -43,6 +43,8 @@ class FileRewrite(Enum):
 
     NO_FILE = auto()
     REFUSED = auto()
+    BUSY = auto()
+    """An earlier rewrite runs, whose file may have data that was removed since."""
     RUNNING = auto()
     DONE = auto()
     FAILED = auto()
@@ -128,6 +130,8 @@ class ErasingWriter:
             try:
                 if not self._client.info("persistence").get("aof_enabled"):
                     return FileRewrite.NO_FILE
+                if self.rewrite_state() is FileRewrite.RUNNING:
+                    return FileRewrite.BUSY
                 self._client.bgrewriteaof()
             except ResponseError:  # no permission, or a provider without the command
                 return FileRewrite.REFUSED

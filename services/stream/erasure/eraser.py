@@ -278,6 +278,8 @@ class Eraser:
             if begun is FileRewrite.NO_FILE:
                 self._done(ready, _S.STORE_FILES)
                 return
+            if begun is FileRewrite.BUSY:  # of another worker or of a deletion: asked again in the next round
+                return
             self._rewritten_s = time.monotonic()
             self._rewrite = ready if begun is FileRewrite.RUNNING else None
             if begun is FileRewrite.REFUSED:

@@ -153,6 +153,23 @@ def test_a_refused_rewrite_of_the_file_is_not_a_done_rewrite(
     assert (begun, refused, without) == (FileRewrite.RUNNING, FileRewrite.REFUSED, FileRewrite.NO_FILE)
 
 
+def test_a_rewrite_begins_after_the_end_of_another(address: RedisAddress, tmp_path: Path) -> None:
+    """The file of a running rewrite may hold data that was removed since it began, and is no refusal."""
+    erasing = ErasingWriter(repo(address, tmp_path / "f"))
+    with redis.Redis(**client_options(address)) as client:
+        client.set("removed", "user")
+        client.config_set("rdb-key-save-delay", 500_000)
+        begun = [erasing.begin_rewrite()]
+        client.config_set("rdb-key-save-delay", 0)
+        client.delete("removed")
+        begun.append(erasing.begin_rewrite())
+        wait_for(lambda: erasing.begin_rewrite() is FileRewrite.RUNNING, what="the next rewrite")
+    wait_for(lambda: erasing.rewrite_state() is FileRewrite.DONE, what="its end")
+    erasing.close()
+
+    assert begun == [FileRewrite.RUNNING, FileRewrite.BUSY]
+
+
 @pytest.mark.parametrize("password", ["", None])
 def test_an_empty_or_missing_password_file_is_refused(tmp_path: Path, password: str | None) -> None:
     """An empty or missing password file is reported with its path before a client connects."""

@@ -218,6 +218,7 @@ def test_copies_that_killed_runs_left_are_removed(run: str, tmp_path: Path) -> N
     "answers",
     [
         (FileRewrite.REFUSED,),
+        (FileRewrite.BUSY, FileRewrite.BUSY),
         (FileRewrite.RUNNING, FileRewrite.RUNNING),
         (FileRewrite.RUNNING, FileRewrite.FAILED),
         (FileRewrite.REFUSED, FileRewrite.RUNNING, FileRewrite.FAILED, FileRewrite.REFUSED),
