@@ -8,6 +8,7 @@ import grpc
 import httpx
 import pytest
 
+from benchmarks.many.scan import traces_of
 from models.registry.store import BundleStore
 from services.contracts import recommend_pb2 as pb
 from services.contracts.tenant import scoped
@@ -16,7 +17,6 @@ from services.llm.ranking.shared_engines import engine_for
 from tests.support.gateway.keys import bearer
 from tests.support.gateway.oidc_provider import Provider
 from tests.support.stacks.stack import Stack, admitted
-from tests.support.traces import traces_of
 from tests.support.wait import wait_for
 
 ALL = "recommend events items erase"

@@ -15,6 +15,7 @@ import pytest
 from redis import Redis
 
 from infra.cli.erase import BATCH_USERS
+from benchmarks.many.scan import traces_of
 from infra.cli.tenant_deletion import delete_data, scan
 from infra.kafka.sender import topic_sender
 from models.registry.store import BundleStore
@@ -40,7 +41,6 @@ from tests.integration.stream.test_impressions import impression, show
 from tests.support.servers import HOST
 from tests.support.stream.stream_rig import Rig, click, erasure
 from tests.support.stream.topics import read_topic
-from tests.support.traces import traces_of
 from tests.support.training.bundles import publish_bundle
 from tests.support.training.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
