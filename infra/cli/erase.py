@@ -5,7 +5,7 @@ import io
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,8 +86,10 @@ def read_accepted(path: Path) -> dict[str, str]:
     return {row[0]: row[1] for row in rows[1:]}
 
 
-def erase_users(settings: "Settings", user_ids: Sequence[str], path: Path) -> dict[str, str]:
-    """Erase users batch by batch; each is recorded once the broker has it.
+def erase_users(
+    settings: "Settings", user_ids: Sequence[str], path: Path, of_visitors: Collection[str] = ()
+) -> dict[str, str]:
+    """Erase users batch by batch; each is recorded once the broker has it. Of `of_visitors`, see `Erasure`.
 
     A user may be erased twice if the run is killed in between, which is harmless.
     """
@@ -107,7 +109,12 @@ def erase_users(settings: "Settings", user_ids: Sequence[str], path: Path) -> di
         for at in range(0, len(user_ids), BATCH_USERS):
             now_ms = time.time_ns() // 1_000_000
             batch = [
-                Erasure(erasure_id=uuid.uuid4().hex, user_id=user_id, accepted_time_ms=now_ms)
+                Erasure(
+                    erasure_id=uuid.uuid4().hex,
+                    user_id=user_id,
+                    accepted_time_ms=now_ms,
+                    is_of_visitors=user_id in of_visitors,
+                )
                 for user_id in user_ids[at : at + BATCH_USERS]
             ]
             send([(erasure.key, erasure.encode()) for erasure in batch])

@@ -7,8 +7,8 @@
 
 Each run continues where the last ended, and reports. Open erasures are in a file of the state folder,
 which is removed at the end. A gateway may accept events until it has reloaded the tenants file, and the worker may
-be behind: an erasure in each partition, sent after the reload, shows that it has applied all of them. For impressions
-its committed offsets show it.
+be behind: an erasure in each partition, sent after the reload, shows that it has applied all of them, and covers the
+anonymous visitors. For impressions its committed offsets show it.
 """
 
 import asyncio
@@ -57,9 +57,12 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
     path, scanned = pending_file(settings, tenant), scan(settings, tenant)
     accepted = read_accepted(path)
     ends = _user_of_each_partition(tenant, settings.topic_partitions)
-    known = accepted.keys() if _num_open(settings, accepted) else accepted.keys() & ends  # the others came back
+    if _num_open(settings, accepted):
+        known = {*accepted}
+    else:  # users and visitors that are found now came back
+        known = set() if scanned.entries["visitors"] else accepted.keys() & ends
     if new := sorted((scanned.users | ends) - known):
-        accepted |= erase_users(settings, new, path)
+        accepted |= erase_users(settings, new, path, of_visitors=ends)
     _drop_items(settings, tenant, is_counted=bool(scanned.entries["popularity"]))
     _drop_explanations(settings, tenant)
     if (
@@ -76,6 +79,7 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
         *files,
         "bundles",
         f"outputs of trainings in state folders other than {settings.state_dir}",
+        "lines of the audit, which name items",
         "your own backups",
     ]
 
@@ -147,12 +151,13 @@ def scan(settings: "Settings", tenant: str) -> Found:
     Raises DependencyUnavailable, EnvironmentFault or OSError.
     """
     scanned = Found()
-    in_logs = users_in_logs(settings.offline_log_dir, tenant)
+    in_logs = list(users_in_logs(settings.offline_log_dir, tenant))
     for store, user_ids in (("redis", _in_redis(settings, tenant)), ("offline logs", in_logs)):
         scanned.entries[store] = 0
         for user_id in user_ids:
             scanned.entries[store] += 1
             scanned.users.update({user_id} - {""})
+    scanned.entries["visitors"] = in_logs.count("")
     scanned.entries["open erasures"] = _num_open_in_ledger(settings, tenant)
     scanned.entries["popularity"] = _num_popular_rows(settings, tenant)
     scanned.entries["items"] = len(_stated(settings, tenant))
@@ -205,29 +210,33 @@ def _num_popular_rows(settings: "Settings", tenant: str) -> int:
 
 
 def users_in_logs(offline_log_dir: Path, tenant: str) -> Iterator[str]:
-    """Yield the user of each logged event and impression of the tenant, once per file.
+    """Yield the user of each logged event and impression of the tenant, once per file; empty for anonymous visitors.
 
     Raises EnvironmentFault for a file that cannot be read.
     """
     import polars as pl
 
     from models.files import each_file
-    from services.contracts.tenant import prefix_of
+    from services.contracts.tenant import prefix_of, scoped_name
     from services.errors import EnvironmentFault
     from services.stream.log.ledger import ErasureLedger
 
+    user, prefix = pl.col("user_id"), prefix_of(tenant)
+    is_visitor = user.is_null() & pl.col("name").str.starts_with(scoped_name(tenant, ""))
     for path in each_file(offline_log_dir):
         if path.suffix != ".parquet" or ErasureLedger.owns(path):
             continue
         try:
-            if "user_id" not in pl.read_parquet_schema(path):
+            if "user_id" not in (columns := pl.read_parquet_schema(path)):
                 continue
-            users = pl.read_parquet(path, columns=["user_id"])["user_id"].drop_nulls().unique()
+            rows = pl.read_parquet(path, columns=[*filter(columns.__contains__, ("user_id", "name"))])
         except FileNotFoundError:  # the worker has merged or removed it, and the second listing has the merged file
             continue
         except pl.exceptions.PolarsError as error:
             raise EnvironmentFault(f"{path}: unreadable, so its users are unknown; repair or remove it") from error
-        yield from users.filter(users.str.starts_with(prefix_of(tenant))).to_list()
+        is_own = user.str.starts_with(prefix)
+        own = rows.filter(is_own | is_visitor if "name" in columns else is_own)
+        yield from own["user_id"].fill_null("").unique().to_list()
 
 
 def _num_open_in_ledger(settings: "Settings", tenant: str) -> int:

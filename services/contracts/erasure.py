@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from services.contracts.events import Interaction, check_written_time, decode_interaction
 from services.contracts.message import Answer, Id, Message, convert, decode_object, encode
-from services.contracts.tenant import StoredId, check_stored_id
+from services.contracts.tenant import StoredId, check_stored_id, prefix_of, tenant_of
 
 _DAY_MS = 86_400_000
 
@@ -66,15 +66,17 @@ class Remaining(Answer, frozen=True):
     until_unix_ms: Annotated[int | None, Meta(description="Null: only `until` describes it")] = None
 
 
-class Erasure(Message, frozen=True, kw_only=True):
+class Erasure(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The event.
 
-    `accepted_time_ms` (Unix ms) is when a door accepted it; impressions and answers up to then are removed too.
+    `accepted_time_ms` (Unix ms) is when a door accepted it; impressions and answers up to then are removed too. With
+    `is_of_visitors` it erases the anonymous visitors of the user's tenant in its partition, and not the user.
     """
 
     erasure_id: Id
     user_id: StoredId
     accepted_time_ms: int
+    is_of_visitors: bool = False
 
     def __post_init__(self) -> None:
         """Check texts and numbers. Raises InvalidField."""
@@ -88,6 +90,11 @@ class Erasure(Message, frozen=True, kw_only=True):
     @property
     def key(self) -> bytes:
         return self.user_id.encode()
+
+    @property
+    def erased_id(self) -> str:
+        """The id whose records are erased: the user's, or the prefix of the tenant's ids for its visitors."""
+        return prefix_of(tenant_of(self.user_id)) if self.is_of_visitors else self.user_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from typing_extensions import TypeVar
 
 from services.contracts.events import Impression, Interaction, decode_impression, decode_interaction
+from services.contracts.tenant import SEPARATOR
 from services.errors import InvalidRequest
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedImpression, LoggedInteraction
@@ -37,6 +38,7 @@ class LogKind(Generic[Logged]):
         to_row: Converts an event to a row.
         from_row: Converts a row, which may be changed, to an event.
         is_erased: Whether an erasure of its user covers a row.
+        erased_ids: Returns the id by which erasures name each row's user; null: none can.
         time: The column with the time (Unix ms) that `is_erased` compares; empty if it compares positions.
         is_same: Whether a record's value, as the broker has it, is this event.
     """
@@ -48,6 +50,7 @@ class LogKind(Generic[Logged]):
     is_erased: Callable[[Tombstone, Mapping[str, Any]], bool]
     is_same: Callable[[bytes | None, Logged], bool]
     time: str = ""
+    erased_ids: Callable[[pa.Table], pa.ChunkedArray] = lambda table: table["user_id"]
 
     def table(self, events: list[Logged]) -> pa.Table:
         return pa.Table.from_pylist([self.to_row(event) for event in events], schema=self.schema)
@@ -59,13 +62,14 @@ class LogKind(Generic[Logged]):
         """
         if not erased:
             return table
-        users = table["user_id"]
+        users = self.erased_ids(table)
         tombstones = {user_id: erased.of(user_id) for user_id in pc.unique(users).to_pylist() if user_id is not None}
         theirs = pa.array([user_id for user_id, tombstone in tombstones.items() if tombstone is not None], pa.string())
         places = np.flatnonzero(pc.is_in(users, value_set=theirs).to_numpy(zero_copy_only=False))
         is_kept = np.ones(table.num_rows, dtype=bool)
-        for index, row in zip(places.tolist(), table.take(places).to_pylist(), strict=True):
-            tombstone = tombstones[row["user_id"]]
+        rows = zip(users.take(places).to_pylist(), table.take(places).to_pylist(), strict=True)
+        for index, (user_id, row) in zip(places.tolist(), rows, strict=True):
+            tombstone = tombstones[user_id]
             is_late = now_ms is not None and self.time != "" and row[self.time] > now_ms
             is_kept[index] = tombstone is None or not (is_late or self.is_erased(tombstone, row))
         return table if is_kept.all() else table.filter(pa.array(is_kept))
@@ -116,6 +120,15 @@ def _is_impression(value: bytes | None, logged: LoggedImpression) -> bool:
         logged.impression.request_id,
         logged.impression.shown_time_ms,
     )
+
+
+def _user_or_visitors(table: pa.Table) -> pa.ChunkedArray:
+    """Return the user of each impression; of an anonymous visitor, the prefix of the ids of the model name's tenant."""
+    users = table["user_id"]
+    if "name" not in table.column_names:  # an older file
+        return users
+    tenants = pc.replace_substring_regex(table["name"], r"\.[^.]*$", SEPARATOR)
+    return pc.coalesce(users, pc.if_else(pc.match_substring(tenants, SEPARATOR), tenants, None))
 
 
 _LISTS = ("item_ids", "positions", "scores", "propensity")
@@ -186,5 +199,6 @@ IMPRESSIONS: LogKind[LoggedImpression] = LogKind(
     is_erased=lambda tombstone, row: bool(row["shown_time_ms"] <= tombstone.accepted_time_ms),
     is_same=_is_impression,
     time="shown_time_ms",
+    erased_ids=_user_or_visitors,
 )
-"""Anonymous visitors have no user id, so no erasure covers them."""
+"""Anonymous visitors have no user id: only the deletion of their tenant erases them."""

@@ -139,7 +139,7 @@ class ErasureLedger:
             new = [
                 Tombstone(
                     erasure_id=logged.erasure.erasure_id,
-                    digest=self.digest(logged.erasure.user_id),
+                    digest=self.digest(logged.erasure.erased_id),
                     user_id=logged.erasure.user_id,
                     position=logged.position,
                     earlier_topics=tuple(topic for topic in topic_ids if topic != logged.position.topic_id),

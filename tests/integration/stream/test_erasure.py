@@ -10,12 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from redis import Redis
 
-from infra.cli.erase import BATCH_USERS
 from benchmarks.many.scan import traces_of
+from infra.cli.erase import BATCH_USERS
 from infra.cli.tenant_deletion import delete_data, scan
 from infra.kafka.sender import topic_sender
 from models.registry.store import BundleStore
@@ -36,7 +37,9 @@ from services.features.writer import FeatureWriter
 from services.settings.settings import inherited_environment
 from services.stream.decode import LoggedErasure
 from services.stream.export import UserExport
+from services.stream.log.kinds import IMPRESSIONS
 from services.stream.log.ledger import ErasureLedger
+from services.stream.log.offline_log import OfflineLog
 from tests.integration.stream.test_impressions import impression, show
 from tests.support.servers import HOST
 from tests.support.stream.stream_rig import Rig, click, erasure
@@ -101,7 +104,10 @@ def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
     now_ms = time.time_ns() // 1_000_000
     own = (click(number, scoped("acme", f"u{number % 3}"), event_time_ms=now_ms) for number in range(1, 9))
     rig.send(*own, click(9, OTHER))
+    visitor = impression(1, None, (f"{SECRET}-item",))
+    show(rig, *(msgspec.structs.replace(visitor, name=name) for name in ("acme.default", "eu-acme.default")))
     wait_for(lambda: len(rig.logged()) == 9, what="the log")
+    wait_for(lambda: scan(settings, "acme").entries["visitors"], what="the visitor's impression")
     wait_for(lambda: scan(settings, "acme").entries["popularity"], 60.0, "the popular items")
     with topic_sender(settings, settings.items_topic) as send:
         send([(scoped("acme", "i1").encode(), b'{"available": false}'), (b"i1", b'{"available": false}')])
@@ -114,6 +120,8 @@ def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
     assert before.entries["items"] == 1
     assert traces_of(rig.settings, "acme\x1f") == []
     assert traces_of(rig.settings, OTHER)
+    (left,) = OfflineLog(settings.offline_log_dir, kind=IMPRESSIONS).read(0)
+    assert left.impression.name == "eu-acme.default"
 
 
 def test_a_tenant_whose_id_ends_with_anothers_is_not_the_other(rig: Rig) -> None:

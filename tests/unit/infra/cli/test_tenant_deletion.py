@@ -32,6 +32,17 @@ def test_a_file_that_the_worker_completes_during_the_search_is_searched(tmp_path
     assert [first, *search] == [scoped("acme", "ann"), scoped("acme", "bob")]
 
 
+def test_an_anonymous_visitor_belongs_to_the_tenant_of_the_model_name(tmp_path: Path) -> None:
+    """Impressions without a user are found by their name, not by that of a tenant whose id ends with this id."""
+    names = ["acme.fr", "eu-acme.fr", "fr", None]
+    pq.write_table(
+        pa.table({"user_id": pa.array([None] * len(names), pa.string()), "name": names}), tmp_path / "1.parquet"
+    )
+    pq.write_table(pa.table({"user_id": ["eve"], "name": ["acme.fr"]}), tmp_path / "2.parquet")
+
+    assert list(users_in_logs(tmp_path, "acme")) == [""]
+
+
 def test_a_file_that_cannot_be_searched_keeps_the_deletion_open(tmp_path: Path) -> None:
     """The error names the file, since it may hold the tenant's users."""
     (tmp_path / "1.parquet").write_bytes(b"PAR1 no table PAR1")

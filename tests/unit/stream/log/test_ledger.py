@@ -3,14 +3,17 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.contracts.erasure import Erasure
-from services.contracts.events import Interaction
+from services.contracts.events import Impression, Interaction
+from services.contracts.tenant import scoped
 from services.features.schema import BASE_TOPIC, LogPosition
-from services.stream.decode import LoggedErasure, LoggedInteraction
+from services.stream.decode import LoggedErasure, LoggedImpression, LoggedInteraction
+from services.stream.log.kinds import IMPRESSIONS
 from services.stream.log.ledger import ErasureLedger
 from services.stream.log.offline_log import OfflineLog
 
@@ -62,6 +65,39 @@ def test_the_log_is_what_came_after_each_users_last_erasure(script: list[tuple[s
             (logged.interaction.user_id, logged.interaction.event_id) for logged in OfflineLog(Path(folder)).read(0)
         ] == left
         assert log.erase(0).num_rewritten == 0
+
+
+def test_a_tenants_visitors_are_erased_and_no_other_tenants(tmp_path: Path) -> None:
+    """Of rows without a user, the model name says whose visitor was shown them; later rows and users' rows stay."""
+    rows = [("acme.fr", None, 1), ("eu-acme.fr", None, 1), ("fr", None, 1), (None, None, 1), ("acme.fr", "ann", 1)]
+    rows.append(("acme.fr", None, 2_000))
+    log = OfflineLog(tmp_path, kind=IMPRESSIONS)
+    log.append([shown(name, user_id, offset, time_ms) for offset, (name, user_id, time_ms) in enumerate(rows)])
+    end = Erasure(erasure_id="x", user_id=scoped("acme", "end"), accepted_time_ms=1_000, is_of_visitors=True)
+    log.ledger.append([LoggedErasure(end, LogPosition("t", 0, 0))], ["t"])
+    left = [(logged.impression.name, logged.impression.user_id) for logged in log.read(0)]
+
+    assert left == [row[:2] for row in rows[1:]]
+    assert log.erase(0).num_rewritten == 1
+    assert pq.read_table(next(tmp_path.rglob("t/*/*.parquet")))["name"].to_pylist() == [name for name, _ in left]
+
+
+def shown(name: str | None, user_id: str | None, offset: int, time_ms: int) -> LoggedImpression:
+    """Return an impression at this position and time."""
+    impression = Impression(
+        request_id=f"r{offset}",
+        user_id=user_id,
+        shown_time_ms=time_ms,
+        item_ids=("i",),
+        tier="student",
+        reason="short_history",
+        bundle_version="v1",
+        newest_event_time_ms=None,
+        history_len=0,
+        history_digest="0",
+        name=name,
+    )
+    return LoggedImpression(impression, LogPosition("t", 0, offset))
 
 
 def test_an_erasure_is_in_the_ledger_once_and_names_nobody_when_it_is_done(tmp_path: Path) -> None:
