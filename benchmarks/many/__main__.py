@@ -1,7 +1,7 @@
 """Many model names over an object store: one gateway, then two LLM replicas, with room for a few names, and faults.
 
     python -m benchmarks.many --json OUT [--names 1000] [--room 50] [--requests 2000] [--cycles 1000]
-                              [--rounds 5] [--part warm|import|gateway|replicas]
+                              [--rounds 5] [--part warm|import|gateway|replicas|deletion]
     python -m benchmarks.many simulated --json OUT
     python -m benchmarks.many adapters --json OUT
 
@@ -12,7 +12,8 @@ names in memory are requested. `gateway`: the start with all names and with one;
 a hundred first calls of one name; memory over many loads and unloads; and all of it again while the store is
 unavailable, slow (1 s a request), damaged, or the disk is full. The replicas are Ray's, with small random decoders:
 first calls, memory and rankings over many loads and unloads, and in each fault a hot name, a killed replica, and a
-rolling restart. A part that fails is a row with its error. `simulated` simulates a cluster with the product's state
+rolling restart. `deletion`: a tenant of a whole stack with this settings' state is deleted, and every store scanned for
+its ids. A part that fails is a row with its error. `simulated` simulates a cluster with the product's state
 machines.
 """
 
@@ -30,6 +31,7 @@ import structlog
 
 from benchmarks.faults.object_store import s3_server
 from benchmarks.load.command import ReportOptions, about_run, exit_on_errors, rows_on_file, run_named, write_report
+from benchmarks.many.deletion import measure_deletion
 from benchmarks.many.gateway import measure, measure_import
 from benchmarks.many.replicas import measure_replicas
 from benchmarks.many.rounds import measure_rounds
@@ -48,7 +50,8 @@ class ManyOptions(ReportOptions):
     cycles: Annotated[int, Option("Loads and unloads of the memory rows.")] = 1_000
     rounds: Annotated[int, Option("Rounds of one name and many in turn.")] = 5
     part: Annotated[
-        Literal["all", "warm", "import", "gateway", "replicas"], Option("Rows to measure; others stay on file.")
+        Literal["all", "warm", "import", "gateway", "replicas", "deletion"],
+        Option("Rows to measure; others stay on file."),
     ] = "all"
 
 
@@ -68,6 +71,7 @@ async def _run(options: ManyOptions, url: str, folder: Path) -> None:
         "import": measure_import(f"{url}/import", folder / "import", options.names, options.room),
         "gateway": measure(f"{url}/many", folder, options.names, options.room, options.requests, options.cycles),
         "replicas": measure_replicas(f"{url}/replicas", folder / "replicas", options.cycles),
+        "deletion": measure_deletion(f"{url}/deletion", folder / "deletion"),
     }
     asked = {name: rows for name, rows in parts.items() if options.part in (name, "all")}
     kept = [row for row in rows_on_file(options.json) if row.get("part", "all") not in {*asked, "all"}]

@@ -11,6 +11,10 @@ _IMPORT = (
     "import of {import[items]:,} items: CPU, p99 before, meanwhile | {import[cpu_s]:.0f} s, "
     "{import[p99_ms_before]:.0f}, {import[p99_ms]:.0f} ms"
 )
+_DELETION = (
+    "deletion of a tenant: places of its ids before, after, in topics and audit | "
+    "{deletion[places]}, {deletion[left]}, {deletion[kept]} in {deletion[deletion_s]:.0f} s"
+)
 
 
 def _rows(*parts: str, in_faults: bool) -> list[dict[str, Any]]:
@@ -19,7 +23,7 @@ def _rows(*parts: str, in_faults: bool) -> list[dict[str, Any]]:
 
 def many_gateway() -> Iterator[str]:
     """One gateway with room for some of many names: starts, latency, first calls, memory over loads and unloads."""
-    rows = {row["row"]: row for row in _rows("warm", "import", "gateway", in_faults=False)}
+    rows = {row["row"]: row for row in _rows("warm", "import", "gateway", "deletion", in_faults=False)}
     ratios = ", ".join(f"{row['p99_to_one']:.2f}" for row in rows["warm"]["rounds"])
     return figures(
         rows["zipf"] | {"first_calls": rows["first calls"], "ratios": ratios, **rows},
@@ -30,6 +34,7 @@ def many_gateway() -> Iterator[str]:
         "{first_calls[calls]} first calls without manifest | " + _FIRST_CALLS,
         "memory after {cycles[evictions]:,} loads and unloads | {cycles[growth]:+.1%}",
         *([_IMPORT] if "import" in rows else []),
+        *([_DELETION] if "deletion" in rows else []),
     )
 
 
