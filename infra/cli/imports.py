@@ -62,10 +62,10 @@ def items(
     ] = False,
 ) -> None:
     """Import items into the live catalogue. Columns that are not fields of items become attributes."""
+    from pipelines.imports.following import following_catalogue
     from pipelines.imports.importing import progress_file
     from pipelines.imports.run import import_items, open_items
     from pipelines.imports.sources import name_of
-    from pipelines.publication.new_items import following_catalogue
     from pipelines.runner.run_lock import run_lock
     from services.observability.log_lines import configure_logging
 

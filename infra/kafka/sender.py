@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from services.settings.settings import Settings
 
 _ACK_S = 30.0
+_BATCH_BYTES, _LINGER_MS = 262_144, 1_000
+"""Records sent together travel in few batches: the embedded broker and its readers need a time for each batch."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -37,7 +39,14 @@ def topic_sender(settings: "Settings", name: str) -> Iterator["Send"]:
             create_missing(admin, [wanted_topic(settings, name)])
         finally:
             admin.close()
-        producer = open_client(KafkaProducer, address, acks="all", linger_ms=5, allow_auto_create_topics=False)
+        producer = open_client(
+            KafkaProducer,
+            address,
+            acks="all",
+            batch_size=_BATCH_BYTES,
+            linger_ms=_LINGER_MS,
+            allow_auto_create_topics=False,
+        )
     try:
         yield partial(_send, producer, name)
     finally:
@@ -48,5 +57,7 @@ def _send(producer: Any, topic: str, records: Sequence["Record"]) -> None:
     from services.settings.kafka_clients import broker_as_dependency
 
     with broker_as_dependency():
-        for sent in [producer.send(topic, value, key, list(headers)) for key, value, *headers in records]:
-            sent.get(_ACK_S)
+        sent = [producer.send(topic, value, key, list(headers)) for key, value, *headers in records]
+        producer.flush(_ACK_S)
+        for receipt in sent:
+            receipt.get(_ACK_S)

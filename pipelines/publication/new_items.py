@@ -5,46 +5,24 @@ waits for one, because codes and rows come from its texts; a hidden item waits u
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import polars as pl
 
 from models.registry.store import BundleStore
-from pipelines.imports.delivered import LiveCatalogue
+from pipelines.imports.following import following_catalogue
 from pipelines.publication.add_items import append_items, has_given_codes
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import ItemTable
 from services.contracts.tenant import tenant_of_name
 from services.errors import BundleError, ConfigError, DataError, DependencyUnavailable
-from services.items.follower import ITEMS_START_S, ItemFollower
-from services.items.live_items import Knowledge, LiveItems
+from services.items.live_items import LiveItems
 from services.observability.log_lines import configure_logging
-from services.settings.kafka_topics import wanted_topic
 from services.settings.settings import Settings, load_settings
 
 TABLE = "the live catalogue"
 _FAILURES = (BundleError, ConfigError, DataError, OSError)
-
-
-@contextmanager
-def following_catalogue(settings: Settings) -> Iterator[LiveCatalogue]:
-    """Provide the live catalogue, read to the topic's end and followed from there.
-
-    Raises DependencyUnavailable if that was not possible: decisions on items must not rest on a part of their states.
-    """
-    items = LiveItems()
-    topic = wanted_topic(settings, settings.items_topic)
-    follower = ItemFollower(items, settings.kafka_address, topic.name, settings.items_snapshot, makes=topic)
-    try:
-        follower.start(ITEMS_START_S)
-        if items.knowledge is not Knowledge.CURRENT:
-            why = follower.failure or f"{ITEMS_START_S:g} s without a record before its end; read it again later"
-            raise DependencyUnavailable(f"the topic {topic.name}", 1.0, why)
-        yield LiveCatalogue(items, follower.positions.topic_id, follower)
-    finally:
-        follower.stop()
 
 
 def read_live_items(settings: Settings) -> LiveItems:

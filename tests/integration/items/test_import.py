@@ -15,6 +15,7 @@ import pytest
 from adbc_driver_postgresql import dbapi
 from kafka import KafkaConsumer, TopicPartition
 
+from infra.kafka.sender import topic_sender
 from models.files import each_file
 from models.registry.store import BundleStore
 from pipelines.imports.importing import BATCH_ROWS
@@ -198,6 +199,32 @@ def test_commands_refuse_items_that_are_known_in_part(shop: Shop, tmp_path: Path
         assert (ended.returncode, fix in " ".join(ended.stderr.split())) == (1, True), ended.stdout + ended.stderr
     assert recorded == []
     assert done.stdout.endswith("items: 120 rows\n"), done.stderr
+
+
+def test_records_sent_together_travel_in_one_batch(shop: Shop) -> None:
+    """Each batch costs the embedded broker and its readers a time: it reports its last batch's first record as the end.
+
+    A single record is not held back.
+    """
+    settings = shop.settings.model_copy(update={"topic_partitions": 1})
+    consumer = KafkaConsumer(bootstrap_servers=shop.broker.address)
+    place = TopicPartition(settings.items_topic, 0)
+    try:
+        with topic_sender(settings, settings.items_topic) as send:
+            send([(f"i{number}".encode(), b"{}") for number in range(BATCH_ROWS)])
+            ends = [consumer.end_offsets([place])[place]]
+            send([(b"i0", None)])
+            ends.append(consumer.end_offsets([place])[place])
+    finally:
+        consumer.close()
+
+    assert ends == [1, BATCH_ROWS + 1]
+
+
+def test_an_import_loads_no_library_of_models() -> None:
+    """Loading them takes longer than the import of a small table."""
+    code = "import sys, pipelines.imports.following, pipelines.imports.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["items", "events"])
