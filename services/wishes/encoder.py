@@ -7,6 +7,7 @@ Both come with the bundle, in its folder `wishes`.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ _TEXTS_PER_BATCH = 64
 
 
 class Encoder:
-    """An encoder of texts on one thread. Thread-safe."""
+    """An encoder of texts. Thread-safe."""
 
-    def __init__(self, graph: Path, tokenizer: Path) -> None:
+    def __init__(self, graph: Path, tokenizer: Path, num_threads: int = 1) -> None:
+        """Load both files. Each thread encodes batches of its own, so vectors do not depend on `num_threads`."""
+        self._num_threads = num_threads
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session: Any = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
@@ -46,22 +49,36 @@ class Encoder:
         """Return the vectors (N, D) float32 of texts."""
         vectors_ND = np.zeros((len(texts), self.size), dtype=np.float32)
         by_length = np.argsort([len(text) for text in texts], kind="stable")
-        for rows in np.split(by_length, range(_TEXTS_PER_BATCH, len(texts), _TEXTS_PER_BATCH)):
-            if len(rows):
-                encoded = self._tokenizer.encode_batch([texts[row] for row in rows])
-                feed = {
-                    "ids": np.array([encoding.ids for encoding in encoded], dtype=np.int64),
-                    "mask": np.array([encoding.attention_mask for encoding in encoded], dtype=np.int64),
-                }
-                vectors_ND[rows] = self._session.run(None, feed)[0]
+        starts = range(0, len(texts), _TEXTS_PER_BATCH)
+        batches = [by_length[start : start + _TEXTS_PER_BATCH] for start in starts]
+
+        def fill(rows: np.ndarray) -> None:
+            vectors_ND[rows] = self._encode_batch([texts[row] for row in rows])
+
+        if self._num_threads == 1 or len(batches) <= 1:
+            for rows in batches:
+                fill(rows)
+        else:
+            with ThreadPoolExecutor(self._num_threads) as threads:
+                for _ in threads.map(fill, batches):
+                    pass
         return vectors_ND
 
+    def _encode_batch(self, texts: Sequence[str]) -> np.ndarray:
+        encoded = self._tokenizer.encode_batch(texts)
+        feed = {
+            "ids": np.array([encoding.ids for encoding in encoded], dtype=np.int64),
+            "mask": np.array([encoding.attention_mask for encoding in encoded], dtype=np.int64),
+        }
+        vectors_BD: np.ndarray = self._session.run(None, feed)[0]
+        return vectors_BD
 
-def load_encoder(folder: Path) -> Encoder | None:
+
+def load_encoder(folder: Path, num_threads: int = 1) -> Encoder | None:
     """Return the encoder of a reader's folder; None in a folder without one. Raises BundleCorrupt."""
     if not (folder / GRAPH).exists():
         return None
     try:
-        return Encoder(folder / GRAPH, folder / TOKENIZER)
+        return Encoder(folder / GRAPH, folder / TOKENIZER, num_threads)
     except Exception as error:
         raise BundleCorrupt(f"{folder / GRAPH}: not an encoder ({str(error)[:200]})") from error

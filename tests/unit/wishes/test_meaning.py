@@ -77,6 +77,15 @@ def test_new_items_get_vectors_and_their_new_values_too(reader: Reader) -> None:
     assert best(grown, "gags gags") == 4
 
 
+def test_vectors_do_not_depend_on_the_number_of_threads(folder: Path) -> None:
+    """Batches are encoded side by side, and each text keeps its place."""
+    texts = [f"{'a ' * (number % 7)}{TOPICS[number % 3][number % 2]}" for number in range(300)]
+    alone, together = load_encoder(folder), load_encoder(folder, num_threads=3)
+    assert alone is not None
+    assert together is not None
+    np.testing.assert_array_equal(together.encode(texts), alone.encode(texts))
+
+
 def test_vectors_of_another_catalogue_are_refused(folder: Path) -> None:
     """A reader's files must belong to the bundle's items."""
     with pytest.raises(BundleCorrupt):

@@ -7,7 +7,7 @@ import pytest
 
 from models.catalogue import Catalogue
 from models.errors import EnvironmentFault
-from models.wishes.meaning import measure, text_of
+from models.wishes.meaning import ITEM_VECTORS, measure, text_of
 from models.wishes.reader import Reader, load_weights
 from models.wishes.vocabulary import Vocabulary, WishItem
 from pipelines.wishes import make_reader
@@ -75,6 +75,26 @@ def test_added_items_are_found_by_their_meaning(tmp_path: Path) -> None:
     scores = Reader.load(tmp_path, now, load_encoder=load_encoder).read("seat").scores
     assert scores is not None
     assert set(np.argsort(-scores)[:2].tolist()) == {0, 3}
+
+
+def test_a_catalogue_that_becomes_large_keeps_no_vectors_of_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training keeps none above the limit, and added items beyond it are not encoded either."""
+    before = catalogue_of(b=("Lamp", "Lamp"), d=("Chair", "Chair"))
+    now = catalogue_of(a=("Stool", "Chair"), b=("Lamp", "Lamp"), d=("Chair", "Chair"))
+    write_tiny_encoder(tmp_path, TOPICS)
+    encoder = load_encoder(tmp_path)
+    assert encoder is not None
+    items = wish_items(before)
+    measure(encoder, Vocabulary(items), [text_of(item) for item in items]).save(tmp_path)
+    monkeypatch.setattr(make_reader, "MAX_ITEMS", 2)
+    extend_reader(tmp_path, before, now)
+
+    assert np.load(tmp_path / ITEM_VECTORS).shape == (0, encoder.size)
+    scores = Reader.load(tmp_path, now, load_encoder=load_encoder).read("seat").scores
+    assert scores is not None
+    assert set(np.argsort(-scores)[:2].tolist()) == {0, 2}
 
 
 def test_words_near_a_category_do_not_name_it(tmp_path: Path) -> None:
