@@ -40,10 +40,11 @@ def _join_rows(neighbours_VN: np.ndarray, scores_VN: np.ndarray, added: np.ndarr
     owners = np.repeat(added, neighbours_VN.shape[1])
     others, scores = neighbours_VN[added].ravel(), scores_VN[added].ravel()
     kept = (others != NONE) & ~is_new[others]
-    owners, others, scores = owners[kept], others[kept], scores[kept]
-    for item in np.unique(others):
-        from_new = others == item
-        items = np.concatenate([neighbours_VN[item], owners[from_new]])
-        figures = np.concatenate([scores_VN[item], scores[from_new]])
+    order = np.flatnonzero(kept)[np.argsort(others[kept], kind="stable")]
+    joined, starts = np.unique(others[order], return_index=True)
+    parts = zip(joined, np.split(owners[order], starts[1:]), np.split(scores[order], starts[1:]), strict=False)
+    for item, new_owners, new_scores in parts:
+        items = np.concatenate([neighbours_VN[item], new_owners])
+        figures = np.concatenate([scores_VN[item], new_scores])
         best = np.argsort(-figures, kind="stable")[: neighbours_VN.shape[1]]
         neighbours_VN[item], scores_VN[item] = items[best], figures[best]
