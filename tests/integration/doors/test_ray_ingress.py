@@ -4,6 +4,7 @@ The installed Ray Serve writes the configuration; a test server replaces the gat
 """
 
 import asyncio
+import os
 import socket
 import subprocess
 import threading
@@ -146,6 +147,17 @@ async def test_requests_in_flight_are_answered_by_the_standby_when_every_gateway
     assert later == [STANDBY] * 5
     assert listening == {("0.0.0.0", port) for port in (scene.settings.inner_http_port, scene.settings.inner_grpc_port)}
     assert isinstance(lost, httpx.HTTPError) or (lost.status_code, lost.headers["retry-after"]) == (502, "1")
+
+
+def test_no_proxy_interrupts_another_process(scene: Scene) -> None:
+    """Woken for each refusal of a flood, the edge and Ray's HAProxy leave a gateway its turn."""
+    scene.start_around()
+    edge = psutil.Process(scene.children["edge"].pid).children()
+    proxies = [*edge, psutil.Process(scene.children["ingress"].pid)]
+
+    assert [(process.name(), os.sched_getscheduler(process.pid)) for process in proxies] == [
+        ("haproxy", os.SCHED_BATCH)
+    ] * 2
 
 
 class Closing:
