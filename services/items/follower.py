@@ -400,14 +400,15 @@ class ItemFollower:
     def _reached(self, awaited: list[_Awaited], consumer: Any, *, is_empty: bool) -> list[_Awaited]:
         """Return the callers whose ends are reached.
 
-        The first end of a fetch that is not before a rough end replaces it; later records are not awaited. Without such
-        a fetch, a rough end counts as reached after a fetch without records.
+        The first end of a fetch that is beyond a rough end replaces it; later records are not awaited. An equal end may
+        be that of a fetch before the last batch. Without such a fetch, a rough end counts as reached after a fetch
+        without records.
         """
         reached = []
         for waiter in awaited:
             ends = waiter.ends or {}
             for topic_partition in [*waiter.rough]:
-                if (fetched_end := consumer.highwater(topic_partition) or 0) >= ends[topic_partition]:
+                if (fetched_end := consumer.highwater(topic_partition) or 0) > ends[topic_partition]:
                     ends[topic_partition] = int(fetched_end)
                     waiter.rough.remove(topic_partition)
             if all(
