@@ -42,6 +42,7 @@ ITEMS_START_S = 15.0
 """How long a starting process waits for the next records if a broker answers; it reads about 20,000 per second."""
 _FETCH_WAITS = FetchWaits(busy_ms=50, quiet_ms=500, untouched_ms=700)
 _POLL_MS = 300
+_FETCHED_AGAIN_S = 4 * _FETCH_WAITS.busy_ms / 1_000
 _MAX_RECORDS = 500
 """Decoding this many takes 10 ms; meanwhile the process's other threads wait for the interpreter."""
 _CHECK_EVERY_S = 2.0
@@ -54,13 +55,14 @@ _TICK_S, _LONGEST_TICK_S = 0.1, 1.0
 class _Awaited:
     """A caller that waits until all records in the topic at the time of the call are read.
 
-    `ends`: the positions to reach. `rough`: partitions whose last batch may end later; the embedded broker only reports
-    its first record as the end, and the real end to a fetch.
+    `ends`: the positions to reach. `rough`: partitions whose last batch may end later, because the embedded broker
+    reports its first record as the end, and the real end only to a fetch; with the time since when that record is the
+    next.
     """
 
     done: "Future[None]" = field(default_factory=Future)
     ends: dict[TopicPartition, int] | None = None
-    rough: set[TopicPartition] = field(default_factory=set)
+    rough: dict[TopicPartition, float] = field(default_factory=dict)
 
 
 class ItemFollower:
@@ -394,23 +396,27 @@ class ItemFollower:
             ends = consumer.end_offsets(places, timeout_ms=REQUEST_MS)
             for waiter in awaited:
                 if waiter.ends is None:
-                    waiter.ends, waiter.rough = dict(ends), set(ends)
+                    waiter.ends, waiter.rough = dict(ends), dict.fromkeys(ends, time.monotonic())
         return awaited
 
     def _reached(self, awaited: list[_Awaited], consumer: Any, *, is_empty: bool) -> list[_Awaited]:
         """Return the callers whose ends are reached.
 
-        The first end of a fetch that is beyond a rough end replaces it; later records are not awaited. An equal end may
-        be that of a fetch before the last batch. Without such a fetch, a rough end counts as reached after a fetch
-        without records.
+        The first end of a fetch beyond a rough end replaces it; later records are not awaited. A fetch before the last
+        batch may have reported an equal end, so this counts once later fetches brought no record. Without any record, a
+        rough end counts as reached at once.
         """
-        reached = []
+        reached, now_s = [], time.monotonic()
         for waiter in awaited:
             ends = waiter.ends or {}
-            for topic_partition in [*waiter.rough]:
+            for topic_partition, since_s in [*waiter.rough.items()]:
                 if (fetched_end := consumer.highwater(topic_partition) or 0) > ends[topic_partition]:
                     ends[topic_partition] = int(fetched_end)
-                    waiter.rough.remove(topic_partition)
+                    del waiter.rough[topic_partition]
+                elif consumer.position(topic_partition) < ends[topic_partition]:
+                    waiter.rough[topic_partition] = now_s
+                elif now_s - since_s > _FETCHED_AGAIN_S:
+                    del waiter.rough[topic_partition]
             if all(
                 consumer.position(topic_partition) >= end and (is_empty or topic_partition not in waiter.rough)
                 for topic_partition, end in ends.items()

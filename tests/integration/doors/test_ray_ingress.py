@@ -151,6 +151,7 @@ async def test_requests_in_flight_are_answered_by_the_standby_when_every_gateway
 
 def test_no_proxy_interrupts_another_process(scene: Scene) -> None:
     """Woken for each refusal of a flood, the edge and Ray's HAProxy leave a gateway its turn."""
+    scene.start_doors(HELD, scene.replica)
     scene.start_around()
     edge = psutil.Process(scene.children["edge"].pid).children()
     proxies = [*edge, psutil.Process(scene.children["ingress"].pid)]
