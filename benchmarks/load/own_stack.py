@@ -3,7 +3,7 @@
 import argparse
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from benchmarks.load.audience import Audience, find_audience
@@ -28,20 +28,29 @@ def parse_for_stack(parser: argparse.ArgumentParser, settings: Settings) -> argp
 
 @contextmanager
 def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
-    """Start a stack and stop it at the end, also at SIGTERM, if `is_started`; otherwise use the running one."""
+    """Start a stack if `is_started`, and stop it at the end, also at SIGTERM; otherwise use the running one."""
     if not is_started:
         yield
         return
     from infra.local.commands.down import stop_stack
     from infra.local.commands.up import spawn_stack, until_ready
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    early: list[int] = []
+    _at_stop(early.append)  # an exit now would leave the stack behind
     child = spawn_stack(settings, ("infra.cli.main", "up"))
     try:
+        _at_stop(lambda _number: sys.exit("stopped"))
+        if early:
+            sys.exit("stopped")
         until_ready(settings, child, sys.stderr)
         yield
     finally:
         stop_stack(settings)
+
+
+def _at_stop(act: Callable[[int], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: act(received))
 
 
 @asynccontextmanager
