@@ -102,16 +102,13 @@ def any_listens(bootstrap: str, timeout_s: float) -> bool:
     return False
 
 
-def compile_decoders_in_turn() -> None:
+def _compile_decoders_in_turn() -> None:
     """Let kafka-python compile the decoder of a message in one thread at a time.
 
     Its compiler changes the message's class for a moment. Two clients that get their first answer at the same time
     would leave a decoder that fails for as long as the process lives, and no client could connect any more.
     """
-    compiled = StructField.compiled_decode_from
-    if hasattr(compiled, "__wrapped__"):
-        return
-    lock = threading.RLock()
+    compiled, lock = StructField.compiled_decode_from, threading.RLock()
 
     @wraps(compiled)
     def in_turn(*arguments: Any, **options: Any) -> Any:
@@ -121,6 +118,9 @@ def compile_decoders_in_turn() -> None:
     StructField.compiled_decode_from = in_turn
 
 
+_compile_decoders_in_turn()  # at the import: two threads that open their first clients would each set a lock
+
+
 def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
     """Make a client of this class. Raises its constructor's errors, and ConfigError for a bad file.
 
@@ -128,7 +128,6 @@ def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
     A constructor that fails, for example at a hanging broker, leaks a thread and three descriptors: the network is
     closed here.
     """
-    compile_decoders_in_turn()
     networks = []
 
     def network(**given: Any) -> Any:
