@@ -3,6 +3,7 @@
 import argparse
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -10,6 +11,9 @@ from benchmarks.load.audience import Audience, find_audience
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import host_and_port
 from services.settings.settings import Settings
+
+SETTLE_S = 75.0
+"""Ray Serve is busy for a minute after its start."""
 
 
 def add_stack_options(parser: argparse.ArgumentParser, settings: Settings) -> None:
@@ -27,8 +31,11 @@ def parse_for_stack(parser: argparse.ArgumentParser, settings: Settings) -> argp
 
 
 @contextmanager
-def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
-    """Start a stack if `is_started`, and stop it at the end, also at SIGTERM; otherwise use the running one."""
+def stack_for(settings: Settings, *, is_started: bool, settle_s: float = 0.0) -> Iterator[None]:
+    """Start a stack if `is_started`, and stop it at the end, also at SIGTERM; otherwise use the running one.
+
+    A started stack gets `settle_s` without requests: what it uses until then would count as its use at rest.
+    """
     if not is_started:
         yield
         return
@@ -43,6 +50,7 @@ def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
         if early:
             sys.exit("stopped")
         until_ready(settings, child, sys.stderr)
+        time.sleep(settle_s)
         yield
     finally:
         stop_stack(settings)

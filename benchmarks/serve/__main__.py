@@ -17,7 +17,7 @@ from benchmarks.load.clients import DoorClient, GrpcClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
 from benchmarks.load.footprint import CpuMeter, Groups, find_groups, used_by
 from benchmarks.load.open_loop import Send, run_load, summary
-from benchmarks.load.own_stack import parse_for_stack, ready_stack, stack_for
+from benchmarks.load.own_stack import SETTLE_S, parse_for_stack, ready_stack, stack_for
 from benchmarks.load.table import show
 from services.settings.settings import Settings, load_settings
 
@@ -31,7 +31,7 @@ def main() -> None:
     """Measure, print a table, write the JSON."""
     settings = load_settings()
     options = _options(settings)
-    with stack_for(settings, is_started=options.up):
+    with stack_for(settings, is_started=options.up, settle_s=SETTLE_S):
         report = asyncio.run(_measure(options, find_groups(settings.state_dir)))
     write_report(options.json, report)
 

@@ -12,7 +12,7 @@ import psutil
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
 from benchmarks.load.footprint import find_groups, used_by
-from benchmarks.load.own_stack import parse_for_stack, require_ready, stack_for
+from benchmarks.load.own_stack import SETTLE_S, parse_for_stack, require_ready, stack_for
 from infra.local.supervisor.stackfile import StackFile
 from services.settings.settings import Settings, load_settings
 
@@ -22,9 +22,7 @@ def main() -> None:
     settings = load_settings()
     parser = report_parser(__doc__)
     parser.add_argument("--seconds", type=above_zero, default=60.0, help="of the measurement")
-    parser.add_argument(
-        "--settle-s", type=above_zero, default=75.0, help="before the measurement: Ray Serve is busy for a minute"
-    )
+    parser.add_argument("--settle-s", type=above_zero, default=SETTLE_S, help="before the measurement")
     options = parse_for_stack(parser, settings)
     with stack_for(settings, is_started=options.up):
         asyncio.run(_check(options.url))

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.load.clients import RestClient, path_of
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import Groups, Usage, find_groups, used_by
-from benchmarks.load.own_stack import parse_for_stack, require_ready, stack_for
+from benchmarks.load.own_stack import SETTLE_S, parse_for_stack, require_ready, stack_for
 from infra.local.supervisor.ports import of_running_stack
 from models.registry.store import BundleStore
 from pipelines.publication.precompute import ranker_of
@@ -46,7 +46,7 @@ def main() -> None:
     """Measure, and write the file."""
     settings = load_settings()
     options = _options(settings)
-    with stack_for(settings, is_started=options.up):
+    with stack_for(settings, is_started=options.up, settle_s=SETTLE_S):
         running = of_running_stack(settings)
         report = asyncio.run(_measure(running, options))
         report["cost"].append(_cost_of_command(running, options.users))

@@ -27,7 +27,7 @@ from benchmarks.load.clients import LeanGrpcClient, LoadClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import CpuMeter, Groups, find_groups, used_by
 from benchmarks.load.open_loop import run_load, summary
-from benchmarks.load.own_stack import parse_for_stack, ready_stack, stack_for
+from benchmarks.load.own_stack import SETTLE_S, parse_for_stack, ready_stack, stack_for
 from benchmarks.load.table import show
 from benchmarks.serve.overload import MULTIPLES, overload_rows
 from services.settings.settings import Settings, load_settings
@@ -41,7 +41,7 @@ def main() -> None:
     """Measure each setting, and write the JSON."""
     settings = load_settings()
     options = _options(settings)
-    with stack_for(settings, is_started=options.up):
+    with stack_for(settings, is_started=options.up, settle_s=SETTLE_S):
         groups = find_groups(settings.state_dir)
         rows = []
         for name, slowed in (("full", nullcontext), ("one core", lambda: on_one_core(groups)), ("hogs", beside_hogs)):
