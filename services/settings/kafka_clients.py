@@ -13,6 +13,7 @@ from kafka.errors import (
     GroupAuthorizationFailedError,
     KafkaConnectionError,
     KafkaError,
+    KafkaTimeoutError,
     SaslAuthenticationFailedError,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailedError,
@@ -124,43 +125,60 @@ _compile_decoders_in_turn()  # at the import: two threads that open their first 
 def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
     """Make a client of this class. Raises its constructor's errors, and ConfigError for a bad file.
 
+    A constructor that runs out of time says only that; its last attempt's failure is added.
+
     Clients keep no metrics of their own: keeping them takes longer than a fetch without records.
     A constructor that fails, for example at a hanging broker, leaks a thread and three descriptors: the network is
     closed here.
     """
-    networks = []
+    networks: list[tuple[Any, _Connections]] = []
 
     def network(**given: Any) -> Any:
         net = NetworkSelector(**given)
         manager = _Connections(net, address, **given)
-        networks.append(kind.DEFAULT_CONFIG["kafka_client"](net=net, manager=manager, **given))
-        return networks[-1]
+        client = kind.DEFAULT_CONFIG["kafka_client"](net=net, manager=manager, **given)
+        networks.append((client, manager))
+        return client
 
     if "metrics_enabled" in kind.DEFAULT_CONFIG:
         options["metrics_enabled"] = False
     try:
         return kind(**address.client_options(), **options, kafka_client=network)
-    except BaseException:
-        for opened in networks:
-            opened.close()
+    except BaseException as error:
+        failures = [manager.failure for _, manager in networks if manager.failure]
+        for client, _ in networks:
+            client.close()  # fails what is still open
+        if isinstance(error, KafkaTimeoutError) and failures:
+            raise KafkaTimeoutError(f"{error.args[0]}: {failures[-1]}") from error
         raise
 
 
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python comes without types
-    """The connections of one client; each logs in with the file's password at the time of connection."""
+    """The connections of one client; each logs in with the file's password at the time of connection.
+
+    `failure` tells why the last connection that failed did so.
+    """
 
     def __init__(self, net: Any, address: KafkaAddress, **options: Any) -> None:
         super().__init__(net, **options)
         self._password_file = address.password_file
+        self.failure = ""
 
     def get_connection(self, node_id: Any, *arguments: Any, **options: Any) -> Any:
         """Return the connection to a broker; a missing connection is made."""
-        if self._password_file is not None and node_id not in self._conns:
+        if node_id in self._conns:
+            return super().get_connection(node_id, *arguments, **options)
+        if self._password_file is not None:
             try:
                 self.config["sasl_plain_password"] = read_secret(self._password_file, KAFKA_PASSWORD_FILE)
             except ConfigError as error:
                 raise KafkaConnectionError(str(error)) from error
-        return super().get_connection(node_id, *arguments, **options)
+        connection = super().get_connection(node_id, *arguments, **options)
+        connection.close_future.add_errback(self._keep)
+        return connection
+
+    def _keep(self, error: BaseException) -> None:
+        self.failure = repr(error)
 
 
 def open_reader(

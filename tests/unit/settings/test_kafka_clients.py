@@ -1,15 +1,20 @@
 """Faults of kafka-python that our clients do not have."""
 
+import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from kafka import KafkaProducer
+from kafka.errors import KafkaTimeoutError
 from kafka.protocol.metadata import ApiVersionsResponse
 from kafka.protocol.schemas import StructField
 from kafka.record.util import crc32c_c
 
-import services.settings.kafka_clients  # noqa: F401 - its import changes kafka-python
+from services.settings.addresses import KafkaAddress
+from services.settings.kafka_clients import open_client
 
 
 def test_checksums_are_computed_in_c() -> None:
@@ -45,3 +50,19 @@ def test_two_first_answers_at_once_leave_a_decoder_that_works(monkeypatch: pytes
         later = answered[0].result(10)
 
     assert [answer.throttle_time_ms for answer in (first, later, decode())] == [7, 7, 7]
+
+
+def test_a_client_that_cannot_connect_says_why() -> None:
+    """The client's own error is the same for a silent broker, a refused login and an answer it cannot read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_hang_up, args=(server,), daemon=True).start()
+        address = KafkaAddress(bootstrap=f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(KafkaTimeoutError, match=r"Unable to bootstrap from .*: KafkaConnectionError"):
+            open_client(KafkaProducer, address, bootstrap_timeout_ms=300)
+
+
+def _hang_up(server: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            connection.close()
