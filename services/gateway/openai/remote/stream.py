@@ -25,6 +25,8 @@ _END_TIMEOUT_S = 0.5
 """How long a server may take to end its response after `[DONE]`, so that the connection can be reused."""
 _ABORTED = frozenset({"abort", "error"})
 """Finish reasons of servers that aborted generation."""
+_UNFINISHED = (None, "", "null")
+"""Finish reasons of a choice that is not at its end; SGLang, Ollama and KoboldCpp have sent the texts."""
 
 
 async def data_of(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -128,7 +130,7 @@ def _usage(usage: Mapping[str, Any], has_keys: bool) -> TextDone:
 
 def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
     reason = choice.get("finish_reason")
-    if reason is None:
+    if reason in _UNFINISHED:
         return None
     if reason in _ABORTED:
         raise unavailable(f"it gave up: {reason}")

@@ -59,6 +59,16 @@ async def test_any_text_survives_any_split(text: str, size: int) -> None:
     assert text_of(await events_of(*parts)) == text
 
 
+@pytest.mark.parametrize("reason", [None, "", "null"])
+async def test_a_choice_ends_at_its_last_chunk_only(reason: str | None) -> None:
+    """Some servers send an empty text, or the word null, as the finish reason of a choice that continues."""
+    events = await events_of(chunk("a", reason), chunk("b", reason), chunk("", "length"), END)
+
+    assert [event.finish_reason for event in events if isinstance(event, TextPiece)] == [None, None, "length"]
+    with pytest.raises(DependencyUnavailable):
+        await events_of(chunk("a", reason), END)
+
+
 @pytest.mark.parametrize("parts", [[chunk("a")], [chunk("a"), END], [chunk("a"), chunk("", "abort"), END]])
 async def test_a_text_that_was_cut_off_is_an_error(parts: list[bytes]) -> None:
     """A stream without `[DONE]`, without a finish reason, or with finish reason `abort` is an error."""
