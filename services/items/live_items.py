@@ -20,7 +20,7 @@ from typing import TypeVar
 from models.catalogue import Catalogue
 from services.contracts.items import ItemState
 from services.contracts.tenant import local, tenant_of
-from services.items.layout import DELETED, HIDDEN, NO_CATALOGUE, ItemLayout
+from services.items.layout import DELETED, NO_CATALOGUE, ItemLayout
 
 T = TypeVar("T")
 
@@ -209,12 +209,12 @@ class LiveItems:
         return state if state is not None or self.is_deleted(item_id) else ItemState(item_id=item_id)
 
     def hides(self, item_id: str) -> bool:
-        """Return whether an item, by its scoped id, is stated to be hidden or deleted."""
+        """Return whether an item, by its scoped id, may not be shown now by its state, its times included."""
         if tenant := tenant_of(item_id):
             return self.of(tenant).hides(local(item_id))
         with self._lock:
             index = self.layout.index(item_id)
-            return index is not None and bool(self.layout.status[index] & (HIDDEN | DELETED))
+            return index is not None and bool(self.layout.status[index]) and not self.layout.columns.available[index]
 
     def act_on_time(self) -> None:
         """Show items published and hide items expired since the last call. Costs nothing while no item is due."""

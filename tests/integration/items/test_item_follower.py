@@ -1,6 +1,7 @@
 """A process follows the items topic on a real broker: loss and recreation of the topic, invalid records, snapshots."""
 
 import asyncio
+import json
 import re
 import threading
 import time
@@ -8,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -146,6 +148,35 @@ def test_a_lost_broker_changes_nothing_and_a_topic_made_again_is_followed(
         assert (late.hides("i01"), late.shows("i04")) == (True, True)
     finally:
         late.follower.stop()
+
+
+@pytest.mark.parametrize("hidden", [{"available": False}, {"expires_ms": 10**12}, {"published_ms": 10**14}])
+def test_an_older_record_shows_no_item_before_the_topic_was_read(
+    hidden: dict[str, Any], broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An item that the snapshot hides, expires or publishes later stays so although its first record shows it."""
+    known, path = LiveItems(), tmp_path / "snapshot.parquet"
+    known.apply([("i01", ItemState(item_id="i01", **hidden))])
+    write_snapshot(path, known, Positions("a lost topic", {}))
+    make_topic(broker)
+    send(broker, (b"i01", b"{}"), (b"i01", json.dumps(hidden).encode()), (b"i02", b'{"available":false}'))
+    monkeypatch.setattr("services.items.follower._MAX_RECORDS", 1)
+    process, is_shown = Process(broker, path), []
+    apply = process.items.apply
+
+    def applied(changes: list[Change]) -> int:
+        """Apply changes; note whether the item may be shown then."""
+        num_left_out = apply(changes)
+        is_shown.append(process.shows("i01"))
+        return num_left_out
+
+    monkeypatch.setattr(process.items, "apply", applied)
+    process.follower.start(30.0)
+    process.follower.stop()
+
+    assert is_shown
+    assert not any(is_shown)
+    assert process.hides("i02")
 
 
 def test_a_snapshot_of_another_log_under_the_same_topic_id_steps_over_nothing(
