@@ -138,6 +138,7 @@ def name_columns(kind: str, table: Table | Frame, options: TableOptions, finding
         if ours in FIELDS[kind]:
             fields.setdefault(ours, []).append(column)
         elif kind == "items" and ours not in FIELDS["events"]:
+            _check_attribute(f"--column {theirs}={ours}", ours, attributes)
             attributes[ours] = column
         else:
             used.discard(theirs)
@@ -160,6 +161,9 @@ def name_columns(kind: str, table: Table | Frame, options: TableOptions, finding
             raise _without_header(kind, table)
         raise _missing(table, missing, left)
     if kind == "items":
+        if twice := next((name for name in left if name in attributes), None):
+            option = f"--column {attributes[twice]}={twice}"
+            raise ConfigError(f"{option}: {table.name} has a column {twice} too; add --skip {twice}, or rename it too")
         attributes |= _attributes(left, attributes, findings)
         left = [name for name in left if name in attributes.values()]
     _note_unused(kind, left, fields, findings)
@@ -319,6 +323,19 @@ def _guess_items(cells: Sequence[str], names: list[str]) -> list[str]:
     return names
 
 
+def _is_attribute(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and name not in RESERVED_NAMES
+
+
+def _check_attribute(option: str, name: str, named: Mapping[str, str]) -> None:
+    """Refuse an option that names an attribute. Raises ConfigError."""
+    if name in named:
+        raise ConfigError(f"{option}: column {named[name]} is {name} already; give each column its own name")
+    if not _is_attribute(name):
+        fix = f"give at most {MAX_NAME_CHARS} printable characters, and none of {', '.join(sorted(RESERVED_NAMES))}"
+        raise ConfigError(f"{option}: {name!r:.80} is no name for an attribute; {fix}")
+
+
 def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Findings) -> dict[str, str]:
     """Return columns that become attributes under their own names; invalid attribute names are noted and skipped."""
     attributes: dict[str, str] = {}
@@ -327,7 +344,7 @@ def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Finding
             findings.note(
                 f"column {name} is skipped: every item has {name}; --column {name}=OTHER_NAME makes it an attribute"
             )
-        elif len(name) > MAX_NAME_CHARS or not name.isprintable() or name.startswith((" (column", "(column")):
+        elif not _is_attribute(name) or name.startswith((" (column", "(column")):
             findings.note(
                 f"column {name[:40]!r} is skipped: its name is not valid for an attribute; --column renames it"
             )

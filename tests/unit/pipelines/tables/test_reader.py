@@ -17,6 +17,7 @@ import pytest
 
 from pipelines.data.ingest import IngestSources, open_tables
 from pipelines.imports.old_events import OldEvents
+from pipelines.imports.records import item_changes
 from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.imports.sources import local_file
 from pipelines.tables.findings import Findings
@@ -24,7 +25,7 @@ from pipelines.tables.options import PLAIN, ItemArguments, TableOptions
 from pipelines.tables.reader import EventTable, ItemTable, open_table
 from pipelines.tables.times import times
 from services.contracts.events import decode_interaction
-from services.contracts.items import decode_item
+from services.contracts.items import ItemState, decode_item
 from services.errors import ConfigError, DataError
 from services.items.live_items import LiveItems
 from tests.support.item_topic import ItemTopic
@@ -763,6 +764,36 @@ def test_a_skipped_column_is_no_attribute(tmp_path: Path) -> None:
     _, findings = states_of(f"item_id,price,{'n' * 200}\np1,2,3\n", tmp_path)
 
     assert any(str(note).endswith("models do not learn from: price") for note in findings.notes)
+
+
+def test_a_column_without_a_name_is_no_attribute(tmp_path: Path) -> None:
+    """Tools name the column of row numbers with an empty text; no item can have an attribute of that name."""
+    (tmp_path / "items").write_text(json.dumps({"": "0", "item_id": "p1", "price": "2"}))
+
+    table = ItemTable(open_table(tmp_path / "items", "items", TableOptions()), TableOptions())
+    changes = dict(item_changes(table.read()))
+
+    assert ItemState(item_id="p1").patched(changes["p1"]).attributes == {"price": "2"}
+    assert any("column '' is skipped" in str(note) for note in table.findings.notes)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"a": "popularity"},
+        {"a": "n" * 65},
+        {"a": "x\x07"},
+        {"a": "colour", "b": "colour"},
+        {"a": "price"},
+    ],
+)
+def test_an_attribute_that_no_item_can_have_is_refused(names: dict[str, str], tmp_path: Path) -> None:
+    """A reserved, long or unprintable name, and a name of two columns, would cost every item or a column."""
+    (tmp_path / "items.csv").write_text("item_id,a,b,price\np1,1,2,3\n")
+    options = TableOptions(names=names)
+
+    with pytest.raises(ConfigError, match="--column"):
+        ItemTable(open_table(tmp_path / "items.csv", "items", options), options)
 
 
 def test_an_address_is_refused_as_one() -> None:
