@@ -16,7 +16,7 @@ from typing import Any, Literal
 import polars as pl
 
 from pipelines.foreign.refused import Refused
-from pipelines.foreign.rows import TABLES, json_lines, json_object, table_rows, text_of
+from pipelines.foreign.rows import TABLES, check_pairs, json_lines, json_object, table_rows, text_of
 from pipelines.tables.ids import IdColumn, whole_form
 
 Kind = Literal["names", "ids", "codes"]
@@ -124,6 +124,7 @@ def _read_json(path: Path) -> ItemIndex:
         whole = None
     except (ValueError, RecursionError) as error:
         raise Refused(path.name, "", f"not JSON ({error})", _LAYOUT) from error
+    check_pairs(path, text, whole, _LAYOUT)
     if isinstance(whole, dict) and not _SIDS.keys() & whole.keys():
         return _of_object(path, whole)
     if isinstance(whole, list):
@@ -156,7 +157,7 @@ def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
         by_item = ({"item_id": key, **value} if isinstance(value, dict) else value for key, value in whole.items())
         return _of_rows(path, "json", by_item)
     if isinstance(first, str):
-        whole = {item_id: _listed_tokens(str(sid)) for item_id, sid in whole.items()}
+        whole = {item_id: _listed_tokens(path, item_id, str(sid)) for item_id, sid in whole.items()}
         first = next(iter(whole.values()))
     kind: Kind = "codes" if isinstance(first, list) and first and type(first[0]) is int else "names"
     token = int if kind == "codes" else str
@@ -170,9 +171,12 @@ def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
     return ItemIndex(framework, path.name, kind, {item_id: tuple(sid) for item_id, sid in whole.items()})
 
 
-def _listed_tokens(sid: str) -> list[Any]:
-    """Return the tokens of a SID in one text, or its code numbers: "1,2,3"."""
-    return [*_sid_of(sid, "codes")[0]] if _NUMBERS.fullmatch(sid) else _TOKEN.findall(sid) or [sid]
+def _listed_tokens(path: Path, item_id: str, sid: str) -> list[Any]:
+    """Return the tokens of a SID in one text, or its code numbers: "1,2,3". Raises Refused."""
+    try:
+        return [*_sid_of(sid, "codes")[0]] if _NUMBERS.fullmatch(sid) else _TOKEN.findall(sid) or [sid]
+    except ValueError as error:
+        raise Refused(path.name, f"item {item_id}", f"not a SID ({sid!r:.60})", _LAYOUT) from error
 
 
 def _of_packed(path: Path, whole: Mapping[str, Any]) -> ItemIndex:

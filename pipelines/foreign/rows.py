@@ -1,6 +1,7 @@
 """Reads the files of a framework: a CSV or Parquet table, a JSON document, or JSON Lines. Raises Refused."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import polars as pl
 from pipelines.foreign.refused import Refused
 
 TABLES = {".csv", ".tsv", ".parquet"}
+_PART_OF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+"""A part of a surrogate pair, as JSON writes it."""
 
 
 def table_rows(path: Path, fix: str) -> Sequence[Mapping[str, Any]]:
@@ -39,8 +42,8 @@ def text_of(path: Path, fix: str) -> str:
 
 
 def json_lines(path: Path, text: str, fix: str) -> Iterator[Any]:
-    """Yield the value of each line that is not empty."""
-    for number, line in enumerate(text.splitlines(), start=1):
+    """Yield the value of each line that is not empty. Other separators of lines than LF may occur within JSON texts."""
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield json_value(path, line, fix, f"line {number}")
 
@@ -56,6 +59,17 @@ def json_object(path: Path, fix: str) -> dict[str, Any]:
 def json_value(path: Path, text: str, fix: str, row: str = "") -> Any:
     """Return the value of a JSON text."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Refused(path.name, row, f"not JSON ({error})", fix) from error
+    check_pairs(path, text, value, fix, row)
+    return value
+
+
+def check_pairs(path: Path, text: str, value: Any, fix: str, row: str = "") -> None:
+    """Reject a JSON text whose value holds half of a surrogate pair, which no encoding can represent."""
+    try:
+        if _PART_OF_PAIR.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise Refused(path.name, row, f"half of a surrogate pair ({error.object[error.start]!a})", fix) from error

@@ -68,6 +68,13 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "texts by item": text("sids.json", {item_id: ",".join(map(str, sid)) for item_id, sid in SIDS.items()}),
     "tabs": text("sids.tsv", "item_id\tcodes\n11\t340,6566,7\n12\t1,2,3\n"),
     "semicolons": text("sids.csv", 'item_id;codes\n11;"340,6566,7"\n12;"1,2,3"\n'),
+    "titles with other separators of lines": text(
+        "sids.jsonl",
+        "\r\n".join(
+            json.dumps({"item_id": item_id, "title": "a\u2028b\x85c\u2029", "codes": sid}, ensure_ascii=False)
+            for item_id, sid in SIDS.items()
+        ),
+    ),
     "a folder of parts": parts,
     "the newest generation": generations,
 }

@@ -40,6 +40,13 @@ INDEXES: dict[str, tuple[str, bytes | str, str]] = {
         '{"item_id": 7, "token_ids": [10000000000000000000000000]}',
         "item 7",
     ),
+    "numbers in lists of lists": ("sids.json", '{"7": "[[1], [2]]"}', "item 7"),
+    "half of a surrogate pair": ("Toys.index.json", '{"7": ["<a_\\ud83d>"]}', ""),
+    "half of a surrogate pair in a line": (
+        "items.jsonl",
+        '{"item_id": 7, "sid": "<a_1>"}\n{"item_id": "\\udc00"}',
+        "line 2",
+    ),
     "an item of two SIDs": ("sid2item.json", '{"<a_1>": ["7"], "<a_2>": ["7"]}', "row 2 (item 7)"),
     "an item of two packed codes": ("sid2pid.json", '{"1": [7], "2": [7]}', "item 7"),
 }
@@ -52,6 +59,7 @@ ROWS: dict[str, tuple[str, bytes | str, str]] = {
     "a line that is not JSON": ("test.jsonl", '{"prompt": "x"}\n{', "line 2"),
     "a row that is no object": ("test.json", "[1]", "row 1"),
     "a row of no known form": ("test.jsonl", '{"text": "x"}', "row 1"),
+    "half of a surrogate pair": ("test.jsonl", '{"prompt": "\\ud83d", "completion": "x"}', "line 1"),
     "a history that is no list": ("test.csv", "history_item_sid,item_sid\n5,<a_1>\n", "row 1"),
     "token ids that are text": ("test.jsonl", '{"prompt_token_ids": ["a"]}', "row 1"),
     "a chat without a chat template": ("test.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', "row 1"),
