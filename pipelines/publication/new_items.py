@@ -1,7 +1,7 @@
 """Adds items that only the live catalogue has to the live bundle, as one child bundle per run.
 
 `python -m pipelines.publication.new_items` does so for every model name that the stack serves. An item without a title
-waits for one, because codes and rows come from its texts; a hidden item waits until it is shown.
+waits for one, because codes and rows come from its texts; a hidden item waits until it is shown, also by its dates.
 """
 
 import sys
@@ -22,6 +22,7 @@ from services.observability.log_lines import configure_logging
 from services.settings.settings import Settings, load_settings
 
 TABLE = "the live catalogue"
+_TEXTS = pl.List(pl.String)
 _FAILURES = (BundleError, ConfigError, DataError, OSError)
 
 
@@ -32,18 +33,18 @@ def read_live_items(settings: Settings) -> LiveItems:
 
 
 def new_items(items: LiveItems, store: BundleStore) -> pl.DataFrame:
-    """Return the items that the live catalogue shows and the live bundle lacks, as a raw table.
+    """Return the items that the live catalogue shows and the live bundle lacks, as an exact table.
 
     Raises BundleNotFound, BundleCorrupt.
     """
     known = set(store.live().item_ids())
     states = (items.layout.state(item_id) for item_id in items.layout.new_ids if item_id not in known)
     rows = [
-        (state.item_id, state.title, "|".join(state.categories or ()))
+        (state.item_id, state.title, list(state.categories or ()))
         for state in states
-        if state is not None and state.available and state.title
+        if state is not None and state.title and not items.hides(state.item_id)
     ]
-    return pl.DataFrame(rows, {"item_id": pl.String, "title": pl.String, "categories": pl.String}, orient="row")
+    return pl.DataFrame(rows, {"item_id": pl.String, "title": pl.String, "categories": _TEXTS}, orient="row")
 
 
 def add_new_items(store: BundleStore, items: LiveItems, report: Callable[[str], object], keep_bundles: int) -> int:

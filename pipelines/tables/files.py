@@ -129,7 +129,7 @@ def check_file(path: Path) -> None:
 
 
 class Frame:
-    """Rows in memory as a table. An exact frame has our own ids, which stay as they are."""
+    """Rows in memory as a table. An exact frame has our own ids, texts and lists, which stay as they are."""
 
     def __init__(self, rows: pl.DataFrame, name: str, *, is_exact: bool = False) -> None:
         self.name, self.columns, self.is_exact = name, tuple(rows.columns), is_exact

@@ -45,7 +45,7 @@ _FLAG, _TIME = "true or false", "2026-12-31 or Unix milliseconds"
 
 @dataclass(frozen=True, slots=True)
 class ItemSurvey:
-    """Facts of a whole table, needed before its rows are read: form of its ids (None: exact), day order of times."""
+    """Facts of a whole table, needed before its rows are read: form of its ids (None: an exact table), day order."""
 
     ids: IdColumn | None
     days: DayOrder = field(default_factory=DayOrder)
@@ -78,7 +78,7 @@ def read_items(
     """
     frame = batch.frame
     broken = count_batch(batch, findings)
-    cells = _Cells(_without_zero_dates(frame, named), named, options, sequences, findings)
+    cells = _Cells(_without_zero_dates(frame, named), named, options, sequences, findings, is_exact=about.ids is None)
     columns = {
         "row": batch.rows,
         "item_id": id_text(frame[named.column("item_id")], "item_id", about.ids, findings),
@@ -159,19 +159,28 @@ def catalogue_items(items: pl.DataFrame, named: Named) -> pl.DataFrame:
 
 
 class _Cells:
-    """The cells of one batch, by our fields."""
+    """The cells of one batch, by our fields. Exact texts and categories are ours and stay as they are."""
 
     def __init__(
-        self, frame: pl.DataFrame, named: Named, options: TableOptions, sequences: frozenset[str], findings: Findings
+        self,
+        frame: pl.DataFrame,
+        named: Named,
+        options: TableOptions,
+        sequences: frozenset[str],
+        findings: Findings,
+        *,
+        is_exact: bool,
     ) -> None:
         self._frame, self._named, self._options, self._findings = frame, named, options, findings
-        self._sequences = sequences
+        self._sequences, self._is_exact = sequences, is_exact
 
     def text(self, field: str, max_chars: int | None) -> pl.Series:
         """Return a text, cut to its maximal length."""
         if field not in self._named.fields:
             return self._nothing(pl.String)
         column = self._named.column(field)
+        if self._is_exact:
+            return self._frame[column]
         words, is_word = present(as_text(self._frame[column]))
         if is_word.any():
             self._findings.note(f"{{n}} values of column {column} are words for a missing one", int(is_word.sum()))
@@ -206,6 +215,8 @@ class _Cells:
         columns = self._named.fields.get("categories", ())
         if not columns:
             return self._nothing(pl.List(pl.String))
+        if self._is_exact:
+            return self._frame[columns[0]]
         parts = [self._categories_of(column, is_only=len(columns) == 1) for column in columns]
         categories = parts[0] if len(parts) == 1 else _joined(parts)
         is_long = (categories.list.len() > MAX_TEXTS).fill_null(value=False)

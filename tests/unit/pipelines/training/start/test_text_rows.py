@@ -223,11 +223,17 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
 
 
 def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tmp_path: Path) -> None:
-    """Available items with titles are added once; stored lists stay valid, cached prefixes do not."""
+    """Items with titles that may be shown are added once; stored lists stay valid, cached prefixes do not.
+
+    Their texts stay as they are, also where a table of the shop would have a list or a missing value.
+    """
     store, items = store_of(tmp_path, learned.assembled / "bundle"), LiveItems()
+    categories = ("Home | Garden", "Tops; tees", "[b]", "Q&amp;A")
     states = [
-        ItemState(item_id="z-new", title="Item z", categories=("a", "b")),
+        ItemState(item_id="z-new", title="Null", categories=categories),
         ItemState(item_id="hidden", title="Item h", available=False),
+        ItemState(item_id="expired", title="Item e", expires_ms=10**12),
+        ItemState(item_id="announced", title="Item p", published_ms=10**14),
         ItemState(item_id="untitled"),
         ItemState(item_id="i03", title="Renamed"),
     ]
@@ -237,7 +243,8 @@ def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tm
     assert add_new_items(store, items, lambda _sentence: None, keep_bundles=5) == 1
     child = store.live()
     assert set(child.item_ids()) - set(first.item_ids()) == {"z-new"}
-    assert child.catalogue().categories[child.item_ids().index("z-new")] == ("a", "b")
+    index = child.item_ids().index("z-new")
+    assert (child.catalogue().titles[index], child.catalogue().categories[index]) == ("Null", categories)
     assert lists_version(child.manifest, child.version) == "first"
     assert lists_version(child.manifest, "another") == "another"
     assert child.prefix_version != first.prefix_version
