@@ -170,12 +170,15 @@ def refused_by_option() -> Iterator[None]:
     """Raise ConfigError with the option for a wrong field of a key or a tenant."""
     from pydantic import ValidationError
 
+    from services.gateway.access.keys import FORMS
+    from services.settings.refusals import problem_and_fix
+
     try:
         yield
     except ValidationError as error:
         first = error.errors()[0]
         field = next((str(part) for part in first["loc"]), "rate_per_s")
-        raise ConfigError(f"{_OPTIONS.get(field, field)}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise ConfigError(f"{_OPTIONS.get(field, field)}: {problem_and_fix(first, FORMS)}") from None
 
 
 @contextmanager

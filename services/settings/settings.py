@@ -22,11 +22,22 @@ from services.contracts.events import MAX_EVENTS_PER_REQUEST, REMEMBERED_EVENTS
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K
 from services.errors import ConfigError
 from services.settings.addresses import KafkaAddress, RedisAddress
+from services.settings.refusals import problem_and_fix
 
 _PREFIX = "TAILRACE_"
 _ALIKE = 0.65
 """Minimum similarity of a setting's name, without the common prefix, to be suggested for an unknown name."""
+_ISSUER = r"^(https://.+|http://(localhost|127\.0\.0\.1)(:\d+)?(/.*)?)?$"
+_HOSTS = r"^[^:/]*$"
 _BUNDLE_NAME = r"([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\.)?[a-z0-9][a-z0-9-]{0,62}"
+_NAMES = rf"^{_BUNDLE_NAME}( *, *{_BUNDLE_NAME})*$"
+_NAMES_OR_NONE = rf"^({_BUNDLE_NAME}( *, *{_BUNDLE_NAME})*)?$"
+_FORMS = {
+    _ISSUER: "an https:// URL, or http:// on localhost",
+    _HOSTS: "names separated by commas, without scheme or port, such as shop.example.com,localhost",
+    **dict.fromkeys((_NAMES, _NAMES_OR_NONE), "names of a to z, 0 to 9 and hyphen, separated by commas: default,mail"),
+}
+"""The valid forms of texts in words, by regular expression."""
 _MIN_LOG_DAYS = 8
 _MIN_RPC_BYTES = 1_048_576
 """Ray Serve has one bound for requests and answers."""
@@ -72,7 +83,7 @@ class Settings(BaseSettings):
     """
     tenants_file: Path | None = None
     """File of tenants, reloaded when it changes; `tailrace tenants` writes it. A tenant's callers need API keys."""
-    oidc_issuer: str = Field("", pattern=r"^(https://.+|http://(localhost|127\.0\.0\.1)(:\d+)?(/.*)?)?$")
+    oidc_issuer: str = Field("", pattern=_ISSUER)
     """URL of an OpenID Connect provider whose tokens are accepted as well as API keys, for oidc_audience."""
     oidc_audience: str = ""
     """The audience (`aud`) of tokens for this stack."""
@@ -82,7 +93,7 @@ class Settings(BaseSettings):
     """The claim with the scopes, as a list or separated by blanks."""
     allow_anonymous: bool = False
     """Allow addresses other than loopback without API keys."""
-    allowed_hosts: str = Field("", pattern=r"^[^:/]*$")
+    allowed_hosts: str = Field("", pattern=_HOSTS)
     """Host names, separated by commas, that a server without API keys accepts besides localhost, http_host and IPs."""
     tls_dir: Path | None = None
     """Folder with tls.crt and tls.key, as in a Kubernetes TLS secret: the edge then accepts TLS only."""
@@ -203,10 +214,10 @@ class Settings(BaseSettings):
     environment variables; empty: the folder."""
     bundle_cache_gib: float = Field(20.0, gt=0)
     """GiB on this machine's disk for cached bundles of an object store, in addition to the bundles in use."""
-    names: str = Field("default", pattern=rf"^{_BUNDLE_NAME}( *, *{_BUNDLE_NAME})*$")
+    names: str = Field("default", pattern=_NAMES)
     """Names of bundles that this stack serves, separated by commas, each with its own LLM. The first serves requests
     and surfaces without a name."""
-    resident: str = Field("", pattern=rf"^({_BUNDLE_NAME}( *, *{_BUNDLE_NAME})*)?$")
+    resident: str = Field("", pattern=_NAMES_OR_NONE)
     """With llm_memory_gib: names whose models are loaded before a replica is ready, and never unloaded."""
     bundle_poll_s: float = Field(1.0, gt=0)
     """Seconds between two polls for a new live bundle."""
@@ -533,7 +544,7 @@ def _check_security(settings: Settings) -> None:
         ("oidc_issuer", settings.oidc_issuer, "api_keys_file"),
     ):
         if given and not getattr(settings, needed):
-            raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} too")
+            raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} too; set both")
     is_meant = settings.kafka_tls_ca_file is not None or settings.kafka_allow_cleartext
     if settings.kafka_username and settings.kafka_sasl_mechanism == "PLAIN" and not is_meant:
         raise ConfigError(
@@ -545,7 +556,7 @@ def _check_security(settings: Settings) -> None:
 def _check_url(name: str, url: str, key_file: Path | None) -> None:
     """Raise ConfigError for a text that is not a URL, and for a key without a server."""
     if key_file and not url:
-        raise ConfigError(f"{_PREFIX}{name}_KEY_FILE: needs {_PREFIX}{name} too")
+        raise ConfigError(f"{_PREFIX}{name}_KEY_FILE: needs {_PREFIX}{name} too; set both")
     if url and not url.startswith(("http://", "https://")):
         raise ConfigError(f"{_PREFIX}{name}: {url!r} is not a URL; give for example http://gpu-host:8001/v1")
 
@@ -614,7 +625,7 @@ def inspect_settings() -> tuple[Settings, dict[str, str]]:
         for fault in error.errors():
             field = str(fault["loc"][0])
             bad[field] = Settings.model_fields[field].get_default()
-            faults[variable_of(field)] = f"{variable_of(field)}: {fault['msg']}, got {fault.get('input')!r}"
+            faults[variable_of(field)] = f"{variable_of(field)}: {problem_and_fix(fault, _FORMS)}"
         settings = Settings(**bad)
     if not faults:
         try:

@@ -22,6 +22,7 @@ from services.contracts.access import Priority, Scope
 from services.contracts.recommend import MAX_K
 from services.contracts.tenant import DEFAULT_TENANT, check_tenant
 from services.errors import ConfigError
+from services.settings.refusals import problem_and_fix
 
 PREFIX = "trk_"
 """Prefix of every key, so that scanners detect keys committed by mistake."""
@@ -32,6 +33,11 @@ _SECRET_BYTES = 32
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 KeyId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+FORMS = {
+    r"^[0-9a-f]{64}$": "64 hexadecimal digits",
+    r"^[a-z0-9][a-z0-9._-]{0,63}$": "up to 64 of a to z, 0 to 9, dot, dash and underscore, first a letter or digit",
+}
+"""The valid forms of texts in these files, by regular expression."""
 
 
 class Stored(BaseModel):
@@ -66,7 +72,7 @@ class StoredLimits(Stored):
     @model_validator(mode="after")
     def _burst_needs_a_rate(self) -> Self:
         if self.burst is not None and self.rate_per_s is None:
-            raise ValueError("burst needs rate_per_s")
+            raise ValueError("burst needs rate_per_s; give both")
         return self
 
 
@@ -86,7 +92,7 @@ class StoredKey(StoredLimits):
         if isinstance(given, dict) and isinstance(name := given.get("priority"), str):
             if name.upper() not in Priority.__members__:
                 raise ValueError(
-                    f"priority {name} is none of {', '.join(priority.name.lower() for priority in Priority)}"
+                    f"unknown priority {name}; give {', '.join(priority.name.lower() for priority in Priority)}"
                 )
             return {**given, "priority": Priority[name.upper()]}
         return given
@@ -113,7 +119,7 @@ class KeysFile(Stored):
         ids = [key.id for key in self.keys]
         hashes = [stored.sha256 for key in self.keys for stored in key.hashes]
         if len(set(ids)) < len(ids) or len(set(hashes)) < len(hashes):
-            raise ValueError("an id or a hash is there twice")
+            raise ValueError("an id or a hash is there twice; remove one")
         return self
 
     def find(self, key_id: str) -> StoredKey | None:
@@ -122,7 +128,7 @@ class KeysFile(Stored):
     def with_new(self, key: StoredKey) -> "KeysFile":
         """Add a key. Raises ConfigError if its id is taken."""
         if self.find(key.id) is not None:
-            raise ConfigError(f"key {key.id}: there is one already; rotate or revoke it")
+            raise ConfigError(f"key {key.id}: the id is taken; rotate or revoke the key, or choose another id")
         return KeysFile(keys=(*self.keys, key))
 
     def rotated(
@@ -153,7 +159,7 @@ class KeysFile(Stored):
     def _existing(self, key_id: str) -> StoredKey:
         key = self.find(key_id)
         if key is None:
-            raise ConfigError(f"key {key_id}: there is none; `tailrace keys list` shows those that are")
+            raise ConfigError(f"key {key_id}: unknown; `tailrace keys list` shows the keys")
         return key
 
 
@@ -184,9 +190,10 @@ def read_checked(path: Path, kind: type[Checked], what: str) -> Checked:
     except OSError as error:
         raise ConfigError(f"{setting}: {path}: {error.strerror}; `tailrace {what} new` makes one") from error
     except ValidationError as error:
-        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise ConfigError(f"{setting}: {path}: {field}: {first['msg'].removeprefix('Value error, ')}") from None
+        first = error.errors(include_input=False, include_url=False)[0]
+        field = "".join(f"{part}." for part in first["loc"])
+        field = f"{field[:-1]}: " if field else ""
+        raise ConfigError(f"{setting}: {path}: {field}{problem_and_fix(first, FORMS, with_value=False)}") from None
 
 
 def write_keys(path: Path, keys: KeysFile) -> None:

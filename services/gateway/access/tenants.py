@@ -46,7 +46,7 @@ class TenantsFile(Stored):
     @model_validator(mode="after")
     def _refuse_doubles(self) -> "TenantsFile":
         if len({stored.id for stored in self.tenants}) < len(self.tenants):
-            raise ValueError("an id is there twice")
+            raise ValueError("an id is there twice; remove one")
         return self
 
     def find(self, tenant: str) -> StoredTenant | None:

@@ -1,5 +1,7 @@
 """Settings come only from the environment, are typed, and reject mistakes."""
 
+import re
+
 import pytest
 
 from services.errors import ConfigError
@@ -11,10 +13,12 @@ TEXT_URL = "http://gpu-host:8001/v1"
 REFUSED = [
     ({"HTTP_PROT": "1"}, "TAILRACE_HTTP_PROT: unknown setting; did you mean TAILRACE_HTTP_PORT"),
     ({"FOO": "1"}, "TAILRACE_FOO: unknown setting; `tailrace settings` lists all"),
-    ({"HTTP_PORT": "eighty"}, "TAILRACE_HTTP_PORT"),
-    ({"HTTP_PORT": "0"}, "TAILRACE_HTTP_PORT"),
-    ({"HTTP_PORT": "70000"}, "TAILRACE_HTTP_PORT"),
-    ({"LLM_DTYPE": "int4"}, "TAILRACE_LLM_DTYPE"),
+    ({"HTTP_PORT": "eighty"}, "TAILRACE_HTTP_PORT: 'eighty' is not a whole number; give digits"),
+    ({"HTTP_PORT": "0"}, "TAILRACE_HTTP_PORT: '0' is out of range; give 1 or more"),
+    ({"HTTP_PORT": "70000"}, "TAILRACE_HTTP_PORT: '70000' is out of range; give 65535 or less"),
+    ({"LLM_DTYPE": "int4"}, "TAILRACE_LLM_DTYPE: 'int4' is unknown; give 'float32' or 'bfloat16'"),
+    ({"STANDBY": "maybe"}, "TAILRACE_STANDBY: 'maybe' is not a flag; give true or false"),
+    ({"NAMES": "a b"}, "TAILRACE_NAMES: 'a b' is not of the right form; give names of a to z.*: default,mail"),
     (
         {"MAX_EVENTS_PER_REQUEST": "513"},
         "TAILRACE_MAX_EVENTS_PER_REQUEST: a row remembers 1024 event ids, .* set it to 512 or less, got '513'",
@@ -64,6 +68,16 @@ def test_a_mistake_is_refused_by_its_key(
     """Unknown keys, bad values, incomplete pairs and unsafe combinations are rejected with setting and fix."""
     with pytest.raises(ConfigError, match=words):
         load_with(monkeypatch, variables)
+
+
+@pytest.mark.parametrize("name", [*Settings.model_fields])
+def test_every_refusal_names_setting_and_fix(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Whatever is wrong with a setting's value, the error is `setting: problem; fix`."""
+    for value in ("", "a b:/", "-1", "0", "1e30", "nan"):
+        try:
+            load_with(monkeypatch, {name.upper(): value})
+        except ConfigError as error:
+            assert re.match(r"TAILRACE_[A-Z0-9_]+: [^;]+; ", str(error)), str(error)  # noqa: PT017
 
 
 def test_a_child_reads_exactly_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:

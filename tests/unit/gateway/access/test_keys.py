@@ -61,7 +61,7 @@ def with_one(**changed: Any) -> dict[str, Any]:
 
 BAD_FILES: list[tuple[str, Any, str]] = [
     ("absent", None, "tailrace keys new"),
-    ("no JSON", "{", "the whole"),
+    ("no JSON", "{", "keys.json: not JSON"),
     ("another shape", {"key": []}, "key"),
     ("unknown field", with_one(scope="admin"), "keys.0.scope"),
     ("unknown scope", with_one(scopes=["root"]), "keys.0.scopes"),
@@ -70,7 +70,7 @@ BAD_FILES: list[tuple[str, Any, str]] = [
     ("a key instead of its hash", with_one(hashes=[{"sha256": "trk_secret"}]), "keys.0.hashes.0.sha256"),
     ("no zone", with_one(hashes=[{"sha256": "0" * 64, "expires_at": "2026-01-01T00:00:00"}]), "expires_at"),
     ("bad id", with_one(id="a b"), "keys.0.id"),
-    ("unknown priority", with_one(priority="urgent"), "priority urgent is none of"),
+    ("unknown priority", with_one(priority="urgent"), "unknown priority urgent; give high"),
     ("rate of nothing", with_one(rate_per_s=0), "rate_per_s"),
     ("burst alone", with_one(burst=5), "burst needs rate_per_s"),
     ("an id twice", {"keys": [GOOD, {**GOOD, "hashes": [{"sha256": "1" * 64}]}]}, "twice"),

@@ -89,12 +89,12 @@ def test_a_key_that_could_never_be_valid_is_refused(path: Path, days: str) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("keys", "revoke", "nobody"), "there is none"),
-        (("keys", "rotate", "nobody"), "there is none"),
-        (SHOP, "one already"),
-        ((*OTHER, "a b"), "--id: String should match"),
-        ((*OTHER, "b", "--rate", "0"), "--rate: Input should be greater"),
-        ((*OTHER, "b", "--burst", "5"), "--rate: burst needs"),
+        (("keys", "revoke", "nobody"), "key nobody: unknown; "),
+        (("keys", "rotate", "nobody"), "key nobody: unknown; "),
+        (SHOP, "the id is taken; "),
+        ((*OTHER, "a b"), "--id: 'a b' is not of the right form; give up to 64 of a to z"),
+        ((*OTHER, "b", "--rate", "0"), "--rate: 0.0 is out of range; give more than 0"),
+        ((*OTHER, "b", "--burst", "5"), "--rate: burst needs rate_per_s; give both"),
     ],
 )
 def test_a_refused_change_changes_nothing(path: Path, arguments: tuple[str, ...], words: str) -> None:
