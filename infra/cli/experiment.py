@@ -113,7 +113,7 @@ def _shares(given: str, experiment: str, file: Path | None) -> dict[str, float] 
             raise ConfigError(f"--shares: {given!r} cannot be read; give for example control=0.9,fresh=0.1") from error
     if file is None:
         return None
-    known = read_experiments(file).by_name
+    known = read_experiments(file, "--experiments").by_name
     if experiment not in known:
         raise ConfigError(f"--experiment: {experiment!r} is not in {file}; give one of {', '.join(known)}")
     return known[experiment].shares

@@ -106,7 +106,7 @@ class _File(Message, frozen=True):
 
 def read_event_roles(path: Path | None) -> EventRoles:
     """Read the rules from a TOML file; the defaults without a file. Raises ConfigError naming the entry."""
-    return DEFAULT_ROLES if path is None else _roles(read_toml(_File, path, "events"))
+    return DEFAULT_ROLES if path is None else _roles(read_toml(_File, path, "TAILRACE_EVENTS_FILE"))
 
 
 def parse_event_roles(text: str) -> EventRoles:

@@ -201,9 +201,9 @@ class _File(Message, frozen=True):
             _refuse_disturbance(name, entry, f"experiments.{other_name}", other)
 
 
-def read_experiments(path: Path) -> Experiments:
-    """Read the file. Raises ConfigError naming the entry."""
-    return _experiments(read_toml(_File, path, "experiments"))
+def read_experiments(path: Path, source: str = "TAILRACE_EXPERIMENTS_FILE") -> Experiments:
+    """Read the file that the setting or option `source` names. Raises ConfigError naming source and entry."""
+    return _experiments(read_toml(_File, path, source))
 
 
 def parse_experiments(text: str) -> Experiments:

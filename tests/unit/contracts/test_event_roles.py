@@ -16,6 +16,7 @@ from services.contracts.event_roles import (
     parse_event_roles,
     read_event_roles,
 )
+from services.contracts.experiments import read_experiments
 from services.errors import ConfigError
 
 RULES = st.builds(TypeRule, role=st.sampled_from(Role)) | st.builds(
@@ -68,8 +69,25 @@ def test_a_file_adds_to_the_defaults(tmp_path: Path) -> None:
     assert describe(pl.DataFrame({"event_type": ["rating"] * 3, "value": [1.0, 4.0, 5.0]}), roles) == [
         "events of type rating: 1 negative, 2 positive (4 and up are positive, lower ones negative)"
     ]
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_event_roles(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read"),
+        ("[typs.view]", "typs: unknown; "),
+        ("[types", r"not TOML \(.*\); correct the text there"),
+    ],
+)
+def test_a_refused_file_is_named_with_its_setting(tmp_path: Path, text: str | None, words: str) -> None:
+    """An error of an events or experiments file names the setting, the path, the entry and the fix."""
+    file = tmp_path / "rules.toml"
+    if text is not None:
+        file.write_text(text)
+
+    for setting, read in (("EVENTS", read_event_roles), ("EXPERIMENTS", read_experiments)):
+        with pytest.raises(ConfigError, match=f"^TAILRACE_{setting}_FILE: {file}:? {words}"):
+            read(file)
 
 
 @given(st.dictionaries(TYPES, RULES), RULES, st.lists(st.tuples(TYPES, st.integers(0, 6)), min_size=1))
