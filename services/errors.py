@@ -41,6 +41,7 @@ door has one table from kind to its own status.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from models.errors import (
     BundleCorrupt,
@@ -271,12 +272,16 @@ class ModelLoading(BundleError):
 
 
 class DataError(TailraceError):
-    """An input table breaks its schema; names the column, if any, and shows an example of valid input."""
+    """An input table breaks its schema; names the column, if any, and shows an example of valid input.
 
-    def __init__(self, column: str, problem: str, example: str) -> None:
+    `path` is set if the file as a whole is wrong, whose option the command line then names.
+    """
+
+    def __init__(self, column: str, problem: str, example: str, path: Path | None = None) -> None:
         where = f"column {column}: " if column else ""
         super().__init__(f"{where}{problem}; expected for example {example}")
         self.column = column
+        self.path = path
 
 
 class StageFailed(TailraceError):

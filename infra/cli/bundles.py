@@ -97,7 +97,9 @@ def history(name: Name = "default") -> None:
     """List the moves of a name, newest last: versions promoted or withdrawn, with time and user."""
     store, _ = _store(name)
     if not (moves := store.record().history):
-        raise BundleNotFound(f"no version was ever live as {name}; names with a version: {', '.join(store.names())}")
+        raise BundleNotFound(
+            f"no version was ever live as {name}; names with a version: {', '.join(store.names()) or 'none'}"
+        )
     for move in moves:
         out.print(f"{move.at}  {move.act:8}  {move.version or '-'}  by {move.by}", markup=False)
 

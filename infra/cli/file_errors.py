@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from services.errors import DataError, TailraceError
+
 _FIXES = {
     errno.ENOENT: "give an existing path",
     errno.EISDIR: "give a file",
@@ -40,6 +42,15 @@ def described(failure: Exception, words: Sequence[str], settings: Mapping[str, P
         return f"{path}: {error.strerror}; {fix} (the state folder is {_STATE})" if is_plain else None
     name, _ = max(matches, key=lambda match: len(match[1].parts))
     return f"{name}: {path}: {error.strerror}; {fix}"
+
+
+def with_option(error: TailraceError, words: Sequence[str]) -> str:
+    """Return the error's text, after the option that gave the file if the file as a whole is wrong."""
+    if not isinstance(error, DataError) or error.path is None:
+        return str(error)
+    path = error.path.absolute()
+    option = next((name for name, given in _arguments(words) if given == path and name.startswith("--")), None)
+    return str(error) if option is None else f"{option}: {error}"
 
 
 _STATE = "TAILRACE_STATE_DIR"

@@ -15,7 +15,7 @@ from rich.markup import escape
 from infra.cli import bench, bundles, pipeline, stack
 from infra.cli.erase import erase
 from infra.cli.experiment import experiment_app
-from infra.cli.file_errors import described
+from infra.cli.file_errors import described, with_option
 from infra.cli.imports import import_app
 from infra.cli.keys import keys_app
 from infra.cli.options import with_options
@@ -74,7 +74,7 @@ def main() -> None:
     try:
         app()
     except TailraceError as error:
-        _fail(str(error))
+        _fail(with_option(error, sys.argv[1:]))
     except Exception as error:
         if (message := described(error, sys.argv[1:], _given_paths())) is None:
             raise

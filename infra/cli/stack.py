@@ -45,12 +45,15 @@ def up(options: UpOptions, tables: TableArguments) -> None:
     from infra.local.commands.up import ANSWERING, run_stack, start_in_background
     from infra.local.servers.text import ready_text
     from models.registry.store import BundleStore
+    from pipelines.imports.sources import check_source
     from services.settings.settings import with_text
 
     settings = absolute_settings()  # not the ports of a running stack: a detached stack holds its lock already
     if options.text or options.text_url:
         settings = with_text(settings, path=options.text, url=options.text_url)
-    settings = ready_text(settings, out)
+    settings = ready_text(settings, out, "--text") if options.text else ready_text(settings, out)
+    if options.items:
+        check_source(options.items)
     words = (options.items, *tables.words, *(["--delete-missing"] if options.delete_missing else []))
     items = words if options.items else ()
     write_act(settings.state_dir, "up", "started", {})

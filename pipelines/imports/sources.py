@@ -28,7 +28,7 @@ def local_file(source: str, query: str | None, downloads: Path) -> Path:
 
     Raises DataError, ConfigError for a bad option, EnvironmentFault if a store or database does not answer.
     """
-    scheme = source.partition("://")[0] if "://" in source else ""
+    scheme = _scheme(source)
     if scheme in _DATABASES:
         if not query:
             raise ConfigError(f"--query: missing; {_without_secrets(source)} is a database; give a SELECT")
@@ -37,8 +37,18 @@ def local_file(source: str, query: str | None, downloads: Path) -> Path:
         raise ConfigError(f"--query: {source} is not a database; give sqlite:///PATH or postgresql://HOST/NAME")
     if scheme in SCHEMES:
         return _downloaded(source, downloads)
-    check_file(Path(source))  # before a connection to the broker
+    check_source(source)  # before a connection to the broker
     return Path(source)
+
+
+def check_source(source: str) -> None:
+    """Raise DataError for a path on disk that is not a file."""
+    if _scheme(source) not in (*SCHEMES, *_DATABASES):
+        check_file(Path(source))
+
+
+def _scheme(source: str) -> str:
+    return source.partition("://")[0] if "://" in source else ""
 
 
 def name_of(source: str, query: str | None) -> str:

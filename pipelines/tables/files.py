@@ -120,12 +120,12 @@ def check_file(path: Path) -> None:
     """Raise DataError for a path that is not a file."""
     if path.is_dir():
         join = f"one file, as by polars.read_parquet('{path}/*.parquet').write_parquet('{path.stem}-whole.parquet')"
-        raise DataError("", f"{path} is a folder", join)
+        raise DataError("", f"{path} is a folder", join, path)
     if address := re.match(r"(\w{2,}):/", str(path)):
         problem = f"{path.name} is at an address ({address[1]}:) and not on disk; download it first"
-        raise DataError("", problem, "a path; `tailrace import` also reads s3://, gs://, az:// and databases")
+        raise DataError("", problem, "a path; `tailrace import` also reads s3://, gs://, az:// and databases", path)
     if not path.is_file():
-        raise DataError("", f"no file {path}", KINDS)
+        raise DataError("", f"no file {path}", KINDS, path)
 
 
 class Frame:

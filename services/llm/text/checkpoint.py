@@ -53,7 +53,8 @@ def checkpoint_folder(
         return _converted(path.stem, path, cache_dir / "text" / f"{_key_of(path)}-{_CONVERTER}", progress, say)
     if named in PACKAGES:
         return _from_package(PACKAGES[named], cache_dir, progress, say)
-    raise CheckpointError(f"{named}: neither a folder, nor a GGUF file, nor a known package ({', '.join(PACKAGES)})")
+    known = ", ".join(PACKAGES)
+    raise CheckpointError(f"{named}: neither a folder, nor a GGUF file, nor a known package; give one, such as {known}")
 
 
 def check_folder(folder: Path) -> None:

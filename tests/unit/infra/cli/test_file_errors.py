@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 
 from infra.cli.erase import read_accepted
-from infra.cli.file_errors import described
-from services.errors import ConfigError
+from infra.cli.file_errors import described, with_option
+from pipelines.tables.files import check_file
+from services.errors import ConfigError, DataError
 from tests.unit.infra.cli.conftest import Run
 
 FULL = (
@@ -64,6 +65,22 @@ def test_the_error_begins_with_the_source_of_the_path(words: list[str], path: st
     text = described(error, words, {"TAILRACE_STATE_DIR": Path("/state"), "TAILRACE_CACHE_DIR": Path("/cache")})
 
     assert (text or "").startswith(named) or (text or "").startswith(str(Path.cwd() / named))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["pipeline", "--events", "a.csv", "--items", "b.csv"], "--items: no file b.csv; expected for example items."),
+        (["pipeline", "--items=b.csv"], "--items: no file b.csv; expected for example items."),
+        (["add-items", "b.csv"], "no file b.csv; expected for example items."),
+    ],
+)
+def test_an_absent_table_is_named_with_its_option(words: list[str], text: str) -> None:
+    """Of two tables, the reader learns which is absent."""
+    with pytest.raises(DataError) as refused:
+        check_file(Path("b.csv"))
+
+    assert with_option(refused.value, words).startswith(text)
 
 
 @pytest.mark.parametrize(

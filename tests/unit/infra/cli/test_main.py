@@ -184,6 +184,9 @@ def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -
         (("rollback",), "`tailrace bundles` lists all"),
         (("rollback", "--to", "v1", "--name", "mail"), "nothing is live as mail; names with a version: default"),
         (("import", "events", "absent.csv"), "no file absent.csv"),
+        (("up", "--items", "absent.csv"), "error: --items: no file absent.csv; "),
+        (("up", "--text", "absent"), "error: --text: absent: neither a folder, nor a GGUF file"),
+        (("bundles", "history", "--name", "defualt"), "no version was ever live as defualt; names with a version: "),
     ],
 )
 def test_a_wrong_word_is_refused_with_its_fix(
