@@ -15,7 +15,7 @@ from services.errors import DependencyUnavailable
 from services.settings import kafka_topics
 from services.settings.kafka_clients import broker_as_dependency
 from services.settings.kafka_topics import Topic, wanted_topics
-from services.settings.settings import load_settings
+from services.settings.settings import ending_with_error, load_settings
 
 _CONNECT_MS = 10_000
 _RETRY_AFTER_S = 1.0
@@ -31,8 +31,9 @@ def create_missing(connection: Mapping[str, Any], topics: Iterable[Topic]) -> li
             admin.close()
 
 
+@ending_with_error()
 def main() -> None:
-    """Create missing topics as soon as a broker answers."""
+    """Create missing topics as soon as a broker answers. Bad settings exit with their error."""
     settings = load_settings()
     while True:
         try:

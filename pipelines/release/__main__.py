@@ -5,7 +5,6 @@ only reads one small record per name: counting and analysis are imported when th
 """
 
 import signal
-import sys
 import threading
 import time
 from functools import partial
@@ -17,10 +16,10 @@ from prometheus_client import REGISTRY
 
 from models.registry.store import BundleStore
 from pipelines.release.additions import Additions
-from services.errors import ConfigError, TailraceError
+from services.errors import TailraceError
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import ProcessMetrics, ReleaseMetrics
-from services.settings.settings import Settings, load_settings
+from services.settings.settings import Settings, ending_with_error, load_settings
 
 if TYPE_CHECKING:
     from pipelines.release.judge import ReleaseJudge
@@ -30,12 +29,10 @@ log = structlog.get_logger()
 _BEAT_EVERY_S = 1.0
 
 
+@ending_with_error()
 def main() -> None:
     """Analyse until a signal arrives. Bad settings exit with their error."""
-    try:
-        settings = load_settings()
-    except ConfigError as error:
-        sys.exit(str(error))
+    settings = load_settings()
     configure_logging(settings.log_level, "release", settings.log_file)
     stop = threading.Event()
 

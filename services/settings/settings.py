@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -516,6 +517,15 @@ def environment_kept(**defaults: str | None) -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name, None)
             os.environ.update({} if value is None else {name: value})
+
+
+@contextmanager
+def ending_with_error() -> Iterator[None]:
+    """End the process, instead of a traceback, with the line of a wrong setting or option. Decorates a `main`."""
+    try:
+        yield
+    except ConfigError as error:
+        sys.exit(str(error))
 
 
 @contextmanager

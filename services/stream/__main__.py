@@ -3,7 +3,6 @@
 import gc
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -22,7 +21,6 @@ from models.registry.store import BundleStore
 from services.contracts.erasure import ErasureStore
 from services.contracts.event_roles import read_event_roles
 from services.contracts.tenant import DEFAULT_TENANT, tenant_of_name
-from services.errors import ConfigError
 from services.features.erasing import ErasingWriter
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
@@ -36,7 +34,7 @@ from services.observability.metrics import ItemsMetrics, ProcessMetrics, StreamM
 from services.observability.tracing import open_tracing
 from services.settings.fetch_pace import FetchWaits
 from services.settings.kafka_topics import wanted_topic
-from services.settings.settings import Settings, load_settings
+from services.settings.settings import Settings, ending_with_error, load_settings
 from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace, Timer
 from services.stream.decode import LoggedImpression
@@ -61,15 +59,10 @@ _LEAST_PAUSE_S = 0.02
 """Least time between two reads of names' records."""
 
 
+@ending_with_error()
 def main() -> None:
     """Apply events until a signal, then write a last checkpoint and exit. Bad settings exit with their error."""
-    try:
-        _run(load_settings())
-    except ConfigError as error:
-        sys.exit(str(error))
-
-
-def _run(settings: Settings) -> None:
+    settings = load_settings()
     configure_logging(settings.log_level, "worker", settings.log_file)
     stop = threading.Event()
 

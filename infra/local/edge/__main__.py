@@ -29,7 +29,7 @@ from models.files import Stamp, stamp_of
 from services.errors import ConfigError
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import EdgeMetrics
-from services.settings.settings import Settings, load_settings
+from services.settings.settings import Settings, ending_with_error, load_settings
 
 log = structlog.get_logger()
 
@@ -229,8 +229,9 @@ def run_edge(settings: Settings, ray_hosts: Sequence[str], standby_host: str) ->
         return Edge(plan, folder, watch, refusals, keys_file, settings.tenants_file).run()
 
 
+@ending_with_error()
 def main() -> None:
-    """Read settings and run."""
+    """Read settings and run. Bad settings exit with their error."""
     signal.signal(signal.SIGTERM, _leave)
     settings = load_settings()
     parser = argparse.ArgumentParser(

@@ -28,7 +28,7 @@ from infra.local.edge.config import (
 from services.errors import ConfigError
 from services.gateway.access.keys import read_keys
 from services.gateway.access.tenants import read_tenants
-from services.settings.settings import load_settings
+from services.settings.settings import ending_with_error, load_settings
 
 TIMEOUT_S = 2.0
 NUM_DOORS = 2
@@ -178,16 +178,19 @@ def swap_maps(folder: Path, keys_file: Path, tenants_file: Path | None) -> None:
         send(folder, f"commit map @{version} {name}")
 
 
+@ending_with_error()
 def main() -> None:
     """Take a node out of service, or put it back."""
     parser = argparse.ArgumentParser(prog="python -m infra.local.edge.admin", description="A node of Ray at the edge.")
     parser.add_argument("state", choices=("out", "in"), help="out of service, or in service again")
     parser.add_argument("host", help="as in the edge's --ray-host")
     options = parser.parse_args()
+    state_dir = load_settings().state_dir
     try:
-        use_ray_host(edge_folder(load_settings().state_dir), options.host, is_used=options.state == "in")
-    except (ConfigError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+        use_ray_host(edge_folder(state_dir), options.host, is_used=options.state == "in")
+    except OSError as error:
+        problem = f"no edge answers in {state_dir} ({error.strerror or error})"
+        raise ConfigError(f"TAILRACE_STATE_DIR: {problem}; run this on the front, with the edge's settings") from error
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import ClassVar
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from services.observability.node_metrics import render_metrics
-from services.settings.settings import load_settings
+from services.settings.settings import ending_with_error, load_settings
 
 
 class MetricsHandler(BaseHTTPRequestHandler):
@@ -41,8 +41,9 @@ def metrics_server(host: str, port: int, folder: Path) -> ThreadingHTTPServer:
     return ThreadingHTTPServer((host, port), handler)
 
 
+@ending_with_error()
 def main() -> None:
-    """Serve the metrics of this stack until killed."""
+    """Serve the metrics of this stack until killed. Bad settings exit with their error."""
     settings = load_settings()
     metrics_server(settings.http_host, settings.metrics_port, settings.metrics_dir).serve_forever()
 

@@ -15,7 +15,8 @@ import yaml
 
 from infra.local.servers.environment import log_environment
 from infra.local.servers.ray_home import serve_environment
-from services.settings.settings import Settings, load_settings
+from services.errors import ConfigError
+from services.settings.settings import Settings, ending_with_error, load_settings
 
 _SERVE = Path(__file__).resolve().parents[2] / "kubernetes/overlays/prod/serve.yaml"
 _RECONNECT_S = 600
@@ -49,8 +50,9 @@ def serve_config(settings: Settings, num_nodes: int) -> dict[str, Any]:
     return config
 
 
+@ending_with_error()
 def main() -> None:
-    """Print the variables or the Serve configuration."""
+    """Print the variables or the Serve configuration. Bad settings and options exit with their error."""
     parser = argparse.ArgumentParser(prog="python -m infra.local.servers.node", description="Settings of Ray's nodes.")
     kinds = parser.add_subparsers(dest="kind", required=True)
     environment = kinds.add_parser("environment", help="the variables of every node")
@@ -61,8 +63,12 @@ def main() -> None:
     options = parser.parse_args()
     settings = load_settings()
     if options.kind == "serve":
+        if options.nodes < 1:
+            raise ConfigError(f"--nodes: {options.nodes} is out of range; give 1 or more")
         sys.stdout.write(yaml.safe_dump(serve_config(settings, options.nodes), sort_keys=False))
         return
+    if not options.token_file.is_file():
+        raise ConfigError(f"--token-file: no file {options.token_file}; write the cluster's token to it")
     for name, value in node_environment(settings, options.standby_host, options.token_file.absolute()).items():
         sys.stdout.write(f"{name}={shlex.quote(value)}\n")
 

@@ -7,7 +7,6 @@ limits and metrics as in any gateway.
 import asyncio
 import gc
 import signal
-import sys
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -17,12 +16,11 @@ import uvicorn
 from grpc_health.v1 import health_pb2
 from starlette.types import ASGIApp
 
-from services.errors import ConfigError
 from services.garbage import freeze_start
 from services.gateway.grpc.acceptance import accept_many_calls
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.observability.log_lines import configure_logging
-from services.settings.settings import Settings, load_settings
+from services.settings.settings import Settings, ending_with_error, load_settings
 
 log = structlog.get_logger()
 
@@ -81,15 +79,13 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
+@ending_with_error()
 def main() -> None:
     """Read settings and serve. Invalid settings, or files that they name, end it with their error."""
     signal.signal(signal.SIGTERM, _leave)
-    try:
-        settings = load_settings()
-        configure_logging(settings.log_level, "standby", settings.log_file)
-        asyncio.run(run(settings))
-    except ConfigError as error:
-        sys.exit(str(error))
+    settings = load_settings()
+    configure_logging(settings.log_level, "standby", settings.log_file)
+    asyncio.run(run(settings))
 
 
 if __name__ == "__main__":
