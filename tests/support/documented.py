@@ -83,8 +83,13 @@ def _tailrace(arguments: list[str]) -> list[str]:
     if command.context_settings.get("ignore_unknown_options"):  # its options are those of a benchmark
         return _benchmark(*(("faults", rest) if command.name == "chaos" else ("".join(rest[:1]), rest[1:])))
     options = {"--help", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
-    given = [word.partition("=")[0] for word in rest if word.startswith("--") and word != "--"]
-    return [f"tailrace {command.name} has no {option}" for option in given if option not in options]
+    given = [word.partition("=")[0] for word in rest if word.startswith("-") and word != "--"]
+    required = [option.opts for option in command.params if option.required and option.param_type_name == "option"]
+    absent = [names[0] for names in required if given and not {*names} & {*given}]  # without any, it is only a name
+    return [
+        *(f"tailrace {command.name} has no {name}" for name in given if name.startswith("--") and name not in options),
+        *(f"tailrace {command.name} needs {name}" for name in absent),
+    ]
 
 
 def _benchmark(name: str, arguments: list[str]) -> list[str]:
