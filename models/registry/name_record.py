@@ -60,14 +60,15 @@ class Move:
 class PromotionCandidate:
     """A version that a name may move to.
 
-    Holds the hashes of the files that determine its answers, its ancestors, and whether it shares the live version's
-    weights.
+    Holds the hashes of the files that determine its answers, its ancestors, whether it shares the live version's
+    weights, and whether it has models.
     """
 
     version: str
     files: Mapping[str, str]
     ancestors: frozenset[str] = frozenset()
     continues: bool = False
+    is_trained: bool = True
 
     def refuse_withdrawn(self, records: Mapping[str, Withdrawal]) -> None:
         """Raise BundleWithdrawn if the version, an identical version, or one of its ancestors is withdrawn.
@@ -129,15 +130,16 @@ class NameRecord:
         """Return the record with this earlier version live and the versions in `left` withdrawn, the live one first.
 
         A release in progress ends, since its analysis compares with the withdrawn version. If `reference`, the current
-        reference, is among the withdrawn versions, the target becomes the reference. Raises BundleMoved or
-        BundleWithdrawn.
+        reference, is among the withdrawn versions, a target with models becomes the reference.
+
+        Raises BundleMoved or BundleWithdrawn.
         """
         live, by, at = left[0].version, left[0].by, left[0].at
         moved = self._move(candidate, seen=live, force=force, move=("rollback", by, at))
         withdrawn = {withdrawal.version: withdrawal for withdrawal in left if withdrawal.version not in self.withdrawn}
-        instead = (
-            ReferenceVersion(version=candidate.version, by=by, at=at) if reference in withdrawn else self.reference
-        )
+        instead = self.reference
+        if reference in withdrawn:
+            instead = ReferenceVersion(version=candidate.version, by=by, at=at) if candidate.is_trained else None
         return replace(moved, withdrawn={**moved.withdrawn, **withdrawn}, reference=instead)
 
     def withdraw(self, left: Sequence[Withdrawal]) -> "NameRecord":

@@ -42,7 +42,7 @@ from uuid import uuid4
 import structlog
 
 from models.documents import is_version
-from models.errors import BundleCorrupt, BundleError, BundleNotFound, BundleWithdrawn, InvalidRequest
+from models.errors import BundleCorrupt, BundleError, BundleNotFound, BundleUntrained, BundleWithdrawn, InvalidRequest
 from models.registry.bundle import Bundle, answers_with, hashes, open_bundle
 from models.registry.canary import Canary, CanaryStage, check_stages
 from models.registry.manifest import MANIFEST, decode_manifest
@@ -248,9 +248,12 @@ class BundleStore:
     def set_reference(self, version: str, by: str) -> None:
         """Make this version the reference, set by this person, after verifying it.
 
-        Raises BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
+        Raises BundleWithdrawn, BundleNotFound, BundleUntrained, BundleCorrupt or BundleIncomplete.
         """
-        self.open(version).verify()
+        bundle = self.open(version)
+        bundle.verify()
+        if not bundle.is_trained:
+            raise BundleUntrained(version)
         self._change(lambda record: record.refer_to(ReferenceVersion(version=version, by=by, at=_now())))
 
     def withdrawals(self) -> Mapping[str, Withdrawal]:
@@ -299,7 +302,7 @@ class BundleStore:
         Returns the target. Withdrawn are the live version and all versions that have its weights or descend from it; if
         the target has the same weights, only the versions made after the target. Without `to` the target is the
         previous version, or, if that was withdrawn, the newest version of the history, else of the store, that was not.
-        If the reference is withdrawn, the target becomes the reference.
+        If the reference is withdrawn, a target with models becomes the reference.
 
         Raises BundleNotFound, BundleMoved, BundleCorrupt or BundleIncomplete; BundleWithdrawn without `force` if the
         target itself was withdrawn.
@@ -506,6 +509,7 @@ class BundleStore:
             files=answers_with(bundle.manifest),
             ancestors=frozenset(trainings.ancestors(version)),
             continues=live is not None and trainings.weights(version) == trainings.weights(live),
+            is_trained=bundle.is_trained,
         )
 
     def _content(self, version: str) -> str:

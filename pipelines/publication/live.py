@@ -75,6 +75,8 @@ def reference_of(store: BundleStore, ingested: Path) -> tuple[Bundle | None, str
             return None, "no bundle is the reference yet: the first whole training is, until a person sets another"
         bundle = store.open(reference.version)
         bundle.verify()
+        if not bundle.is_trained:
+            return None, f"not compared with the reference, {reference.version}, which has no models; {_SET_REFERENCE}"
         other = describe_other(pl.read_parquet(ingested / "items.parquet"), bundle.catalogue(), "of that bundle")
     except BundleError as error:
         return None, f"not compared with the reference, which cannot be read ({error}); {_SET_REFERENCE}"

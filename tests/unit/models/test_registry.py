@@ -21,6 +21,7 @@ from models.errors import (
     BundleError,
     BundleMoved,
     BundleNotFound,
+    BundleUntrained,
     BundleWithdrawn,
     CanaryError,
     InvalidRequest,
@@ -496,6 +497,20 @@ def test_a_rollback_from_the_reference_moves_it_to_what_is_live_again(store: Bun
     assert moved is not None
     assert (moved.version, moved.by) == ("v2", "ann")
     assert store.reference() == moved
+
+
+def test_a_bundle_without_models_is_no_reference(store: BundleStore, root: Path) -> None:
+    """A rollback to the items of a first start does not make them the reference, and nobody can set them."""
+    publish(store, root, "v0", about={"trained": False})
+    promote(store, "v0", "v2")
+    store.set_reference("v2", "ann")
+
+    store.rollback(to="v0", by="ann")
+
+    assert store.live_version() == "v0"
+    assert store.reference() == ReferenceVersion(version="v1")
+    with pytest.raises(BundleUntrained):
+        store.set_reference("v0", "ann")
 
 
 def test_pruning_spares_the_reference(store: BundleStore, root: Path) -> None:

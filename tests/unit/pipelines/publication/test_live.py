@@ -1,5 +1,6 @@
 """The live bundle that a run will replace, matched by items."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from models.registry.store import BundleStore
 from pipelines.options import PipelineOptions
-from pipelines.publication.live import describe_other, live_of
+from pipelines.publication.live import describe_other, live_of, reference_of
 from pipelines.runner.stage import StageOutput
 from services.errors import StageFailed
 from tests.support.training.bundles import build_catalogue, live_store
@@ -76,6 +77,20 @@ def test_other_data_is_refused_with_the_command_that_replaces_what_is_live(store
     assert fix in str(refused.value)
     for options in (replace(OWN, replace_live=True), replace(OWN, until="train"), replace(OWN, split="global-time")):
         assert live_of(store, "v1", other, options, COMMAND) is None
+
+
+def test_a_reference_without_models_is_not_compared(tmp_path: Path) -> None:
+    """An earlier rollback may have recorded the items of a first start as the reference; the run says so."""
+    (tmp_path / "source").mkdir()
+    build_catalogue(30).save(tmp_path / "source" / "catalogue.parquet")
+    store = live_store(tmp_path / "bundles", tmp_path / "source", "v0", {"dataset": "ml-100k", "trained": False})
+    path = tmp_path / "bundles" / "names" / "default.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"reference": {"version": "v0", "by": "a", "at": "b"}}))
+
+    reference, words = reference_of(store, ingested(tmp_path, items(*range(30))).path)
+
+    assert reference is None
+    assert "v0, which has no models; " in words
 
 
 def test_a_live_bundle_that_cannot_be_read_can_be_replaced(store: BundleStore, tmp_path: Path) -> None:
