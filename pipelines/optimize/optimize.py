@@ -31,7 +31,7 @@ from pipelines.optimize.measure import MeasuredVariant, Ranker, Speed, ranked, s
 from pipelines.optimize.parent import Parent, open_parent
 from pipelines.optimize.recipes import RECIPES, VariantRecipe
 from pipelines.places import Places
-from pipelines.publication.bundle import version_of
+from pipelines.publication.bundle import BY, version_of
 from pipelines.runner.bars import Bars
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import StageCache
@@ -211,5 +211,5 @@ def _promote(store: BundleStore, parent: str, winner: VariantRow | None, childre
     if winner is None:
         return None
     version = children[winner.name].version
-    store.promote(version, parent)
+    store.promote(version, parent, by=BY)
     return version

@@ -42,6 +42,8 @@ from pipelines.wishes.make_reader import read_found as read_reader
 from services.errors import StageFailed
 from services.student.ranker import StudentRanker
 
+BY = "pipeline"
+"""Actor under which a publication promotes its bundle."""
 _MAX_RELATIVE_ERROR = 1e-4
 _NUM_COMPARED = 200
 _NUM_TIMED = 500
@@ -134,5 +136,5 @@ def publish(
     if not force:
         store.refuse_withdrawn(version, folder, about)
     bundle = store.publish(folder, version, about, pages)
-    store.promote(version, seen, force=force)
+    store.promote(version, seen, by=BY, force=force)
     return bundle

@@ -9,6 +9,7 @@ import pytest
 
 from models.registry.store import BundleStore
 from pipelines.options import PipelineOptions
+from pipelines.publication.bundle import publish
 from pipelines.publication.live import describe_other, live_of, reference_of
 from pipelines.runner.stage import StageOutput
 from services.errors import StageFailed
@@ -77,6 +78,14 @@ def test_other_data_is_refused_with_the_command_that_replaces_what_is_live(store
     assert fix in str(refused.value)
     for options in (replace(OWN, replace_live=True), replace(OWN, until="train"), replace(OWN, split="global-time")):
         assert live_of(store, "v1", other, options, COMMAND) is None
+
+
+def test_the_history_names_the_pipeline_as_the_actor_of_its_promotions(store: BundleStore, tmp_path: Path) -> None:
+    """A promotion by a publication can be told from that of a person."""
+    publish(store, tmp_path / "source", "v2", {"dataset": "ml-100k"})
+
+    move = store.record().history[-1]
+    assert (move.act, move.version, move.by) == ("promote", "v2", "pipeline")
 
 
 def test_a_reference_without_models_is_not_compared(tmp_path: Path) -> None:
