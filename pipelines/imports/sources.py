@@ -15,6 +15,12 @@ from pipelines.tables.files import check_file
 from services.errors import ConfigError, DataError, EnvironmentFault
 
 _DATABASES = ("sqlite", "postgresql", "postgres")
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Environment variables of an object store's credentials, by scheme."""
 _CHUNK_BYTES = 8 << 20
 
 
@@ -111,7 +117,8 @@ def _downloaded(url: str, folder: Path) -> Path:
     except FileNotFoundError as error:  # obstore's NotFoundError is a FileNotFoundError
         raise DataError("", f"no object {url}", "s3://bucket/items.csv") from error
     except BaseError as error:
-        raise EnvironmentFault(f"{url} cannot be read ({str(error).splitlines()[0]})") from error
+        fix = f"correct the address, or the credentials in {_CREDENTIALS[parts.scheme]}"
+        raise EnvironmentFault(f"{url} cannot be read ({str(error).splitlines()[0]}); {fix}") from error
     return part.rename(path)
 
 

@@ -26,9 +26,10 @@ from pipelines.tables.reader import EventTable, ItemTable, open_table
 from pipelines.tables.times import times
 from services.contracts.events import decode_interaction
 from services.contracts.items import ItemState, decode_item
-from services.errors import ConfigError, DataError
+from services.errors import ConfigError, DataError, EnvironmentFault
 from services.items.live_items import LiveItems
 from tests.support.item_topic import ItemTopic
+from tests.support.servers import free_port
 
 NOW_MS = 1_780_100_000_000
 """A day after the events of most cases."""
@@ -802,6 +803,16 @@ def test_an_address_is_refused_as_one() -> None:
         open_table(Path("https://example.com/events.csv"), "events", TableOptions())
     with pytest.raises(DataError, match=r"at an address \(ftp:\)"):
         local_file("ftp://example.com/events.csv", None, Path())
+
+
+def test_an_object_that_cannot_be_read_names_the_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of an import from an object store has the address, the store's answer and the fix."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+
+    with pytest.raises(EnvironmentFault, match=r"items.csv cannot be read \(.*\); correct .* AWS_ACCESS_KEY_ID"):
+        local_file("s3://shop/items.csv", None, tmp_path)
 
 
 def test_a_folder_is_refused_as_one(tmp_path: Path) -> None:
