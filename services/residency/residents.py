@@ -126,7 +126,9 @@ class Residents(Generic[Model]):
         return self._poller.is_alive()
 
     def start(self) -> None:
-        """Load the pinned names, then follow all resident names. Blocks until each pinned name is loaded or failed.
+        """Load the pinned names, then follow all resident names.
+
+        Blocks until each pinned name is loaded or has failed, or until `stop`.
 
         Lets requests interrupt the loading threads of this process sooner.
         """
@@ -134,13 +136,14 @@ class Residents(Generic[Model]):
         with self._changed:
             for name in sorted(self._table.pinned):
                 self._ask_for(name)
-            self._changed.wait_for(lambda: all(map(self._is_settled, self._table.pinned)))
+            self._changed.wait_for(lambda: self._stopped.is_set() or all(map(self._is_settled, self._table.pinned)))
         self._poller.start()
 
     def stop(self) -> None:
         """Stop loading, and unload every model that has no references. Does not wait for a load in progress."""
         with self._changed:  # loads are submitted under this lock
             self._stopped.set()
+            self._changed.notify_all()
             for pool in (self._fetchers, self._loader, self._followers):
                 pool.shutdown(wait=False, cancel_futures=True)
             models, self._models = self._models, {}
@@ -326,6 +329,8 @@ class Residents(Generic[Model]):
         """Start the loads and unloads that the table allows now."""
         self._acted_s = self._clock()
         actions = Actions() if self._stopped.is_set() else self._table.next_actions(self._clock())
+        for name, error in actions.refused.items():
+            self._record_failure(name, error)
         for name in actions.load:
             self._loader.submit(self._load, name)
         for name in actions.unload:

@@ -81,12 +81,17 @@ class ModelBytes:
         return cls(own, shared)
 
 
+class TooLarge(ValueError):
+    """A model that exceeds the budget even if all unpinned models are unloaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """Names to load and to unload now. Each is returned once."""
+    """Names to load and to unload now, and waiting names that fit no longer. Each is returned once."""
 
     load: tuple[str, ...] = ()
     unload: tuple[str, ...] = ()
+    refused: Mapping[str, TooLarge] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -110,10 +115,6 @@ class _Wanted:
     wanted_s: float
     tenant: str
     num_requests: int = 1
-
-
-class TooLarge(ValueError):
-    """A model that exceeds the budget even if all unpinned models are unloaded."""
 
 
 class ResidencyTable:
@@ -192,12 +193,7 @@ class ResidencyTable:
             return
         wanted = ModelBytes.of(size)
         if not self._can_fit(wanted):
-            pinned = self._pinned_bytes()
-            needed = ModelBytes.sum((pinned, wanted)).total - pinned.total
-            raise TooLarge(
-                f"{name}: needs {needed:,} bytes more; of {self._budget_bytes:,} bytes for models "
-                f"pinned names take {pinned.total:,}"
-            )
+            raise self._too_large(name, wanted)
         self._least_own = min(wanted.own, self._least_own if self._wanted else wanted.own)
         self._wanted.setdefault(name, _Wanted(wanted, now_s, self._tenant_of(name), num_requests))
 
@@ -264,18 +260,29 @@ class ResidencyTable:
     def next_actions(self, now_s: float) -> Actions:
         """Return the loads and unloads that may start now."""
         self._drain_idle(now_s)
+        refused = self._refuse_larger()
         load = tuple(self._start_loads(now_s))
-        return Actions(load, tuple(self._start_unloads()))
+        return Actions(load, tuple(self._start_unloads()), refused)
+
+    def _refuse_larger(self) -> Mapping[str, TooLarge]:
+        """Forget the waiting names that fit no longer next to the pinned names, which have loaded or grown since."""
+        if self._budget_bytes is None or not self._wanted:
+            return {}
+        before, self._seen_pinned = self._seen_pinned, self._pinned_bytes()
+        if self._seen_pinned == before:
+            return {}
+        larger = {name: wanted.size for name, wanted in self._wanted.items() if not self._can_fit(wanted.size)}
+        for name in larger:
+            del self._wanted[name]
+        return {name: self._too_large(name, size) for name, size in larger.items()}
 
     def _start_loads(self, now_s: float) -> Iterable[str]:
         is_recent = now_s - self._forgotten_s < _FORGET_EVERY_S
         if not self._wanted or (is_recent and self._is_full(now_s)):
             return
-        self._forgotten_s, pinned = now_s, self._pinned_bytes()
-        has_changed, self._seen_pinned = pinned != self._seen_pinned, pinned  # `want` refused models that did not fit
+        self._forgotten_s = now_s
         for waiting, wanted in list(self._wanted.items()):
-            is_forgotten = now_s - wanted.wanted_s > FORGET_S and waiting not in self.pinned
-            if is_forgotten or (has_changed and not self._can_fit(wanted.size)):
+            if now_s - wanted.wanted_s > FORGET_S and waiting not in self.pinned:
                 del self._wanted[waiting]
         num_free = math.inf if self._max_loading is None else self._max_loading - len(self.names(Residency.LOADING))
         refused = set[str]()
@@ -316,6 +323,14 @@ class ResidencyTable:
     def _can_fit(self, size: ModelBytes) -> bool:
         """Return whether a model fits next to the pinned names."""
         return self._budget_bytes is None or ModelBytes.sum([self._pinned_bytes(), size]).total <= self._budget_bytes
+
+    def _too_large(self, name: str, size: ModelBytes) -> TooLarge:
+        pinned = self._pinned_bytes()
+        needed = ModelBytes.sum((pinned, size)).total - pinned.total
+        return TooLarge(
+            f"{name}: needs {needed:,} bytes more; of {self._budget_bytes:,} bytes for models "
+            f"pinned names take {pinned.total:,}"
+        )
 
     def _pinned_bytes(self) -> ModelBytes:
         """Return the memory of the pinned names that are in memory."""

@@ -192,6 +192,35 @@ def test_pinned_names_are_loaded_before_the_start_returns() -> None:
     scene.models.stop()
 
 
+def test_the_start_returns_if_not_all_pinned_names_fit() -> None:
+    """A pinned name that waits while others load is refused as soon as it fits no longer next to them."""
+    scene = Scene(pinned=["a", "b", "c"], max_loading=1)
+    scene.files.gate.set()
+    starting = threading.Thread(target=scene.models.start, daemon=True)
+    starting.start()
+    starting.join(10.0)
+
+    assert not starting.is_alive()
+    failures = [failure for name in "abc" if (failure := scene.models.failure(name)) is not None]
+    assert [failure.reason[1:] for failure in failures] == [
+        ": needs 4 bytes more; of 8 bytes for models pinned names take 8"
+    ]
+    scene.models.stop()
+
+
+def test_a_stop_ends_a_start_that_waits_for_a_load() -> None:
+    """A process that is stopped while it loads its pinned names does not wait for the names that are next."""
+    scene = Scene(pinned=["a", "b"], max_loading=1)
+    starting = threading.Thread(target=scene.models.start, daemon=True)
+    starting.start()
+    scene.wait_for("b", Residency.WAITING)
+    scene.models.stop()
+    starting.join(10.0)
+
+    assert not starting.is_alive()
+    scene.files.gate.set()
+
+
 def test_an_idle_name_is_unloaded() -> None:
     """A name without requests for the idle time gives its memory back; polls of its record are not uses."""
     scene = Scene(idle_s=5.0)

@@ -225,6 +225,20 @@ def test_a_model_larger_than_the_budget_is_refused() -> None:
     assert table.next_actions(0.0) == Actions(load=("a",))
 
 
+def test_a_waiting_name_is_refused_once_pinned_names_leave_it_no_room() -> None:
+    """A name that fitted when it was wanted is refused, not forgotten, when a pinned name has taken its room."""
+    table = ResidencyTable(10, pinned=["pinned"], max_loading=1)
+    table.want("pinned", 4, 0.0)
+    table.want("a", 7, 0.0)
+    assert table.next_actions(0.0) == Actions(load=("pinned",))
+
+    refused = table.next_actions(0.0).refused
+    assert [*refused] == ["a"]
+    assert "7 bytes" in str(refused["a"])
+    assert table.state("a") is Residency.ABSENT
+    assert table.next_actions(0.0) == Actions()
+
+
 def test_a_name_that_shares_what_is_loaded_needs_room_for_its_own_part() -> None:
     """Adapters of a loaded decoder fit next to it; its memory is free again when the last of them is unloaded."""
     table = ResidencyTable(10)
