@@ -147,8 +147,8 @@ class DataPlane:
         """Stop the background tasks; pending records are flushed for at most two seconds per producer."""
         await self._lifecycle.stop()
 
-    def recommend_refused(self, door: str, code: str, message: str, request_id: str, tenant: str) -> None:
-        """Record that a tenant's recommendation request was refused."""
+    def recommend_refused(self, door: str, code: str, message: str, request_id: str, tenant: str | None) -> None:
+        """Record that a tenant's recommendation request, or an unknown caller's, was refused."""
         now_ms = int(self._wall_clock() * 1_000)
         record = RefusalRecord(
             request_id=request_id, door=door, code=code, message=message, now_ms=now_ms, tenant=tenant

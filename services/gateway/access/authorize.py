@@ -161,12 +161,12 @@ class KeyedAccess:
             max_k = min(caller.max_k, tenant.max_k or caller.max_k)
             caller = replace(caller, max_k=max_k, weight=tenant.share)
             limits.append((f"{tenant.id}/", tenant.allowance))  # no key has an id with a slash
+        call.caller = caller
         if operation.required_scope not in caller.scopes:
             raise NotAllowed(operation.required_scope, caller.key_id)
         if limited := [(owner, allowance) for owner, allowance in limits if allowance.is_limited]:
             meter = call.meter = _Meter(self._rates, limited)
             await meter.count(1)
-        call.caller = caller
 
     def _tenant_of(self, caller: Caller, operation: Operation) -> Tenant:
         """Return the key's tenant. Raises Unauthenticated, or NotAllowed for a call that it may not make."""

@@ -82,7 +82,10 @@ async def guard(
     except Exception as error:
         failure = as_tailrace_error(error)
         outcome = failure.kind.value
-        who = failure.key_id if isinstance(failure, NotAllowed) else who
+        if isinstance(failure, NotAllowed):
+            who = failure.key_id
+        elif call.caller is not None:
+            who = call.caller.key_id
         note_failure(outcome, is_ours=failure.is_ours)
         if failure.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=door)

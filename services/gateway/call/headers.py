@@ -8,7 +8,6 @@ from typing import Protocol
 
 from services.contracts.access import Caller, Priority
 from services.contracts.message import check_id
-from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import InvalidRequest
 from services.gateway.overload.edge_limit import EdgeMark
 from services.peer import DEADLINE_MS
@@ -54,7 +53,7 @@ class Call:
     """One call at a door.
 
     `request_id` is generated at arrival, then replaced by the header's, then by the body's. `caller` is None until the
-    call is authorized, `meter` is None for a key without limits.
+    key is known, also if the call is refused later, `meter` is None for a key without limits.
     """
 
     request_id: str
@@ -63,9 +62,9 @@ class Call:
     answer_headers: dict[str, str] = field(default_factory=dict)
 
     @property
-    def tenant(self) -> str:
-        """The tenant of the authorized caller; the default tenant before."""
-        return DEFAULT_TENANT if self.caller is None else self.caller.tenant
+    def tenant(self) -> str | None:
+        """The caller's tenant; None for an unknown caller."""
+        return None if self.caller is None else self.caller.tenant
 
     @property
     def limits(self) -> Mapping[str, str]:

@@ -79,14 +79,14 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRecord:
-    """A tenant's request that ended with an error. `code` is the error kind, `now_ms` is Unix time."""
+    """A request that ended with an error. `code` is the error kind, `now_ms` Unix time, `tenant` None if unknown."""
 
     request_id: str
     door: str
     code: str
     message: str
     now_ms: int
-    tenant: str = DEFAULT_TENANT
+    tenant: str | None = DEFAULT_TENANT
 
 
 AnswerSink = Callable[[AnswerRecord], None]

@@ -26,7 +26,7 @@ from services.contracts.explanation import (
     encode_explanation,
 )
 from services.contracts.recommend import Recommendation, Tier, Understood
-from services.contracts.tenant import scoped
+from services.contracts.tenant import DEFAULT_TENANT, scoped
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.ranking import choose, moves
@@ -50,8 +50,8 @@ _MAX_MIXED = 20
 _MIXED_BY = {Tier.STUDENT: STUDENT, Tier.LLM: DECODER}
 _MAX_RULED = 100
 """Maximum items before and after the rules per explanation."""
-_NOT_EXPLAINED = frozenset({"unauthenticated", "not_allowed"})
-"""Refusals of unauthorized callers, who must not be able to overwrite other callers' explanations."""
+_NOT_EXPLAINED = frozenset({"not_allowed"})
+"""Refusals of callers who may not rank. As unknown callers, they must not overwrite other callers' explanations."""
 # the reason states the requested subject
 _FACT_NAMES = tuple(field.name for field in fields(Facts) if field.name != "asked")
 _facts_of = attrgetter(*_FACT_NAMES)
@@ -91,7 +91,7 @@ class Explanations:
 
     def refused(self, record: RefusalRecord) -> None:
         """Buffer a refusal's record, or drop it if half of the buffer is full; its caller knows the reason."""
-        if record.code not in _NOT_EXPLAINED:
+        if record.tenant is not None and record.code not in _NOT_EXPLAINED:
             self._offer(record, _MAX_WAITING // 2)
 
     def _offer(self, record: AnswerRecord | RefusalRecord, num_places: int) -> None:
@@ -159,7 +159,7 @@ class Explanations:
 def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:
     """Return the scoped request id and the stored form."""
     if isinstance(record, RefusalRecord):
-        key = scoped(record.tenant, record.request_id)
+        key = scoped(record.tenant or DEFAULT_TENANT, record.request_id)
         own = (key, record.door, record.code, record.now_ms, record.message)
         return key, encode_explanation((*own, *[None] * (len(OWN_FIELDS) - len(own))), (), None, ())
     key = scoped(record.caller.tenant, record.answer.request_id)

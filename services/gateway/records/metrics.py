@@ -113,7 +113,8 @@ class AnswerMetrics:
 
     def refused(self, record: RefusalRecord) -> None:
         self._metrics.requests.labels(record.door, _NONE, _NONE, record.code).inc()
-        self._count_tenant(record.tenant, record.code)
+        if record.tenant is not None:
+            self._count_tenant(record.tenant, record.code)
 
     def _count_tenant(self, tenant: str, outcome: str) -> None:
         """Count a request of a tenant; those beyond the first tenants share a label, so that the series are bounded."""

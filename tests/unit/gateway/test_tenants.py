@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from models.registry.bundle import Bundle
 from models.registry.store import BundleStore
@@ -260,6 +261,26 @@ async def test_a_refused_request_is_explained_to_its_tenant_only(world: World, r
     responses = [await rest.http.get("/v1/explanations/bad", headers=bearer(key)) for key in ("op", "bolt")]
 
     assert [response.status_code for response in responses] == [404, 200]
+
+
+async def test_a_call_beyond_a_quota_is_its_tenant_s(world: World, rest: RestClient) -> None:
+    """A call that is refused before its body is read is explained, counted and audited as its own key's."""
+    await rest.recommend({**ASKED, "request_id": "why"}, bearer("op"))
+    for _ in range(12):
+        await rest.recommend(ASKED, bearer("acme"))
+    with capture_logs() as logs:
+        refused = await rest.recommend(ASKED, {**bearer("acme"), "x-request-id": "why"})
+        await rest.http.get("/v1/explanations/why", headers=bearer("acme"))
+    await world.plane.explanations.flush()
+
+    code, shelf = "quota_exceeded", world.shelf.records
+    assert refused.code == code
+    assert [code in str(shelf[key]) for key in ("why", scoped("acme", "why"))] == [False, True]
+    counted = [
+        world.metric("tailrace_tenant_requests_total", tenant=tenant, outcome=code) for tenant in ("operator", "acme")
+    ]
+    assert counted == [0, 1]
+    assert [line["who"] for line in logs if line["event"] == "audit"] == ["acme"]
 
 
 async def test_a_receipt_belongs_to_its_tenant(world: World, rest: RestClient) -> None:

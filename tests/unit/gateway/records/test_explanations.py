@@ -24,8 +24,8 @@ from tests.unit.gateway.clients import Door, RestClient
 from tests.unit.gateway.world import World
 
 
-def refusal(number: int, code: str = "overloaded") -> RefusalRecord:
-    return RefusalRecord(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1)
+def refusal(number: int, code: str = "overloaded", tenant: str | None = "") -> RefusalRecord:
+    return RefusalRecord(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1, tenant=tenant)
 
 
 def slow_answer(number: int, trace_id: Any = None) -> AnswerRecord:
@@ -213,10 +213,12 @@ async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
     assert shelf.counted("dropped") == 200 - module._MAX_WAITING
 
 
-@pytest.mark.parametrize("code", ["unauthenticated", "not_allowed"])
-async def test_an_unauthorized_request_leaves_no_explanation(shelf: Shelf, code: str) -> None:
-    """A caller without a key cannot overwrite the explanations of others."""
-    await shelf.keep(refusal(1, code))
+@pytest.mark.parametrize(
+    ("code", "tenant"), [("unauthenticated", None), ("unavailable", None), ("not_allowed", ""), ("not_allowed", "acme")]
+)
+async def test_an_unauthorized_request_leaves_no_explanation(shelf: Shelf, code: str, tenant: str | None) -> None:
+    """A caller without a key cannot overwrite the explanations of others, whatever its error is."""
+    await shelf.keep(refusal(1, code, tenant))
 
     assert not shelf.fake.records
 
