@@ -93,8 +93,9 @@ class TextRequest:
 
     @property
     def cache_scope(self) -> bytes:
-        """Identify the texts that may share cached prefixes: texts of one key with one salt."""
-        return hashlib.blake2b(json.dumps([self.key_id, self.cache_salt]).encode(), digest_size=16).digest()
+        """Identify the texts that may share cached prefixes: texts of one tenant's key with one salt."""
+        owner = [self.tenant, self.key_id, self.cache_salt]
+        return hashlib.blake2b(json.dumps(owner).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,7 +218,7 @@ class Engine:
             beam_width: Used for codes of depth 2 and more. None means k, at least the configured default and at most
                 the beam rows of a step.
             adapter: Key of a loaded adapter; empty for the base.
-            tenant: Tenants take turns in the steps.
+            tenant: Tenants take turns in the steps, and share no cached prefixes.
             priority: Lower goes first.
             now_s: The caller's clock.
             deadline_s: On the same clock, or None.
@@ -230,7 +230,7 @@ class Engine:
         request = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
         with self.stream.entered():
             sequence, num_allowed = self._builder.rank(request, k, allowed, excluded, beam_width)
-        sequence.tenant = tenant
+        sequence.tenant, sequence.cache_scope = tenant, tenant.encode()
         self._add(sequence, adapter)
         if not num_allowed:
             self._end(sequence, SequenceStatus.DONE)

@@ -96,6 +96,19 @@ def test_a_growing_history_prefills_only_what_is_new(depth, window) -> None:
         cached = length // 4 * 4
 
 
+def test_a_tenant_finds_only_its_own_prefixes() -> None:
+    """The number of cached tokens of a history says nothing of other tenants' users with the same history."""
+    items = build_items(2)
+    engine = build_engine(build_decoder(items), items)
+    prompt = prompts_of(items, 1)[0] * 3
+    num_cached = []
+    for number, tenant in enumerate(("", "acme", "bolt", "", "acme", "bolt")):
+        engine.add_rank(str(number), prompt, k=20, tenant=tenant)
+        num_cached.append(drain(engine)[str(number)].num_cached_tokens)
+
+    assert num_cached == [0] * 3 + [(len(prompt) - 1) // 4 * 4] * 3
+
+
 def test_a_window_shorter_than_a_code_is_refused() -> None:
     """A window must cover an item's code and the history's last token."""
     items = build_items(3)

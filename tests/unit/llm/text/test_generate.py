@@ -159,13 +159,19 @@ async def test_choices_share_the_prompt_and_differ_by_seed(engine) -> None:
 
 
 async def test_a_cached_prefix_is_found_by_the_same_key_and_salt_alone(engine) -> None:
-    """Cached token counts depend only on the caller's own prompts; choices of a request always share a prefix."""
-    callers = [("a", ""), ("b", ""), ("a", "s"), ("as", ""), ("", "as"), ("a", "t")]
+    """Cached token counts depend only on the caller's own prompts; choices of a request always share a prefix.
+
+    A token's subject may be a caller of several tenants, with one key id.
+    """
+    callers = [("a", "", ""), ("b", "", ""), ("a", "s", ""), ("as", "", ""), ("", "as", ""), ("a", "t", "")]
+    callers += [("a", "", "acme"), ("a", "", "bolt")]
     prompt = "naïve café, 日本語: 1 2 3 4 5 6 7 8 9 0"
 
     counts = [
-        (await engine.all_events(prompt=prompt, key_id=key_id, cache_salt=salt, n=2))[0].num_cached_tokens
-        for key_id, salt in callers * 2
+        (await engine.all_events(prompt=prompt, key_id=key_id, cache_salt=salt, tenant=tenant, n=2))[
+            0
+        ].num_cached_tokens
+        for key_id, salt, tenant in callers * 2
     ]
 
     assert counts[: len(callers)] == [0] * len(callers)
