@@ -25,6 +25,7 @@ from infra.local.edge.config import (
     edge_folder,
     share_of,
 )
+from services.contracts.tenant import TenantState
 from services.errors import ConfigError
 from services.gateway.access.keys import read_keys
 from services.gateway.access.tenants import read_tenants
@@ -157,9 +158,10 @@ def write_maps(folder: Path, keys_file: Path, tenants_file: Path | None) -> dict
     }
     if tenants_file is not None:
         tenants = read_tenants(tenants_file).tenants if tenants_file.exists() else ()
-        mean = sum(tenant.share for tenant in tenants) / max(1, len(tenants))
+        active = [tenant for tenant in tenants if tenant.state is TenantState.ACTIVE]  # the others' calls are refused
+        mean = sum(tenant.share for tenant in active) / max(1, len(active))
         maps[KEY_TENANTS] = [(sha256, key.tenant) for sha256, key in hashes if key.tenant]
-        maps[TENANT_WEIGHTS] = [(tenant.id, max(1, round(100 * tenant.share / mean))) for tenant in tenants]
+        maps[TENANT_WEIGHTS] = [(tenant.id, max(1, round(100 * tenant.share / mean))) for tenant in active]
     lines = {name: "".join(f"{key} {value}\n" for key, value in rows) for name, rows in maps.items()}
     for name, text in lines.items():
         (folder / name).write_text(text)

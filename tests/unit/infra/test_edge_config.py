@@ -12,13 +12,18 @@ import pytest
 import trustme
 
 from infra.local.binaries import haproxy_command
-from infra.local.edge.admin import count_up, has_ray_up
-from infra.local.edge.config import EdgePlan, Upstream, check_files
+from infra.local.edge.admin import count_up, has_ray_up, write_maps
+from infra.local.edge.config import TENANT_WEIGHTS, EdgePlan, Upstream, check_files
+from services.contracts.access import Scope
 from services.contracts.answers import ErrorBody
 from services.contracts.message import decode
+from services.contracts.tenant import TenantState
 from services.errors import ConfigError, ErrorKind
+from services.gateway.access.keys import KeysFile, write_keys
+from services.gateway.access.tenants import StoredTenant, TenantsFile, write_tenants
 from services.gateway.openai.schema import OpenAiErrorBody
 from services.gateway.overload.monitor import DOORS
+from tests.support.gateway.keys import stored_key
 from tests.support.servers import HOST
 
 HEADER = "# pxname,svname,status,check_status\n"
@@ -105,6 +110,19 @@ def test_the_edge_s_own_errors_have_the_doors_envelopes() -> None:
         else:
             error = decode(ErrorBody, body.encode()).error
             assert (error.code in set(ErrorKind), error.request_id) == (True, "%[var(txn.request_id),json(utf8s)]")
+
+
+def test_only_tenants_whose_calls_are_admitted_count_in_the_mean_weight(tmp_path: Path) -> None:
+    """A deleted or suspended tenant with a large share takes nothing from the parts of the others."""
+    write_keys(tmp_path / "keys.json", KeysFile(keys=(stored_key("shop", Scope.RECOMMEND, tenant="acme"),)))
+    tenants = [StoredTenant(id="acme"), StoredTenant(id="bolt", share=3)]
+    ended = {"gone": TenantState.DELETED, "paused": TenantState.SUSPENDED}
+    tenants += [StoredTenant(id=tenant, state=state, share=1_000) for tenant, state in ended.items()]
+    write_tenants(tmp_path / "tenants.json", TenantsFile(tenants=tuple(tenants)))
+
+    weights = write_maps(tmp_path, tmp_path / "keys.json", tmp_path / "tenants.json")[TENANT_WEIGHTS]
+
+    assert weights == "acme 50\nbolt 150\n"
 
 
 def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
