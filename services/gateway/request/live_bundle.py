@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -376,12 +376,22 @@ class LiveBundle:
         return BundleFollower(self._store, self._load, self._swap)
 
     def _load(self, bundle: Bundle) -> Live:
-        if self.reserve is not None:
-            if bundle.version not in self._bytes_by_version:
-                self._bytes_by_version[bundle.version] = memory_of(bundle)
-            versions = {*self._serving.loaded, bundle.version}
-            if not self.reserve(ModelBytes.sum(self._bytes_by_version[version] for version in versions)):
-                raise EnvironmentFault(f"TAILRACE_STUDENT_MEMORY_GIB: no room for {bundle.version} yet")
+        if self.reserve is None:
+            return self._read(bundle)
+        if bundle.version not in self._bytes_by_version:
+            self._bytes_by_version[bundle.version] = memory_of(bundle)
+        if not self.reserve(self._bytes_of({*self._serving.loaded, bundle.version})):
+            raise EnvironmentFault(f"TAILRACE_STUDENT_MEMORY_GIB: no room for {bundle.version} yet")
+        try:
+            return self._read(bundle)
+        except BaseException:
+            self.reserve(self._bytes_of(self._serving.loaded))
+            raise
+
+    def _bytes_of(self, versions: Iterable[str]) -> ModelBytes:
+        return ModelBytes.sum(self._bytes_by_version[version] for version in versions)
+
+    def _read(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue) if bundle.is_trained else None
         items, similar = self._catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))

@@ -98,7 +98,11 @@ class Engines:
         self._bundles[bundle.version] = bundle
         if not self._reserve([self._bundles[version] for version in {*self._serving.loaded, bundle.version}]):
             raise EnvironmentFault(f"TAILRACE_LLM_MEMORY_GIB: no room for {bundle.version} yet")
-        return self._start(bundle)
+        try:
+            return self._start(bundle)
+        except BaseException:
+            self._reserve([self._bundles[version] for version in self._serving.loaded])
+            raise
 
     def _swap(self, serving: Serving[RunningBundle | None]) -> None:
         before, self._serving = self._serving, serving

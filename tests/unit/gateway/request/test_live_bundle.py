@@ -15,9 +15,10 @@ from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
 from services.contracts.items import ItemState
 from services.errors import BundleIncomplete, DependencyUnavailable
-from services.gateway.request.live_bundle import LiveBundle
+from services.gateway.request.live_bundle import Live, LiveBundle
 from services.items.live_items import Knowledge, LiveItems
 from services.observability.metrics import GatewayMetrics
+from services.residency.state import ModelBytes
 from tests.support.gateway.fakes import FakeStudent
 from tests.support.training.bundles import point_to
 from tests.unit.gateway.world import add_version, catalogue_of, publish
@@ -118,6 +119,27 @@ async def test_popular_items_of_an_absent_name_follow_their_own_states_only(tmp_
     for lives in (partial, live.partial()):
         assert lives.items.num_named == 5
         assert lives.items.columns.available[:5].tolist() == [False, False, True, True, True]
+
+
+async def test_a_version_that_cannot_be_loaded_keeps_no_memory(tmp_path: Path) -> None:
+    """The memory of a refused version is given back: only the versions that serve are counted."""
+    follower, sizes = Follower(tmp_path / "bundles"), list[ModelBytes]()
+
+    def reserve(size: ModelBytes) -> bool:
+        sizes.append(size)
+        return True
+
+    def refuse_v2(live: Live) -> None:
+        if live.version == "v2":
+            raise BundleIncomplete("v2: refused")
+
+    follower.live.reserve = reserve
+    follower.live.before_swap(refuse_v2)
+    await follower.follow_to("v1", 20)
+    await follower.follow_to("v2", 30)
+
+    assert follower.live.current().version == "v1"
+    assert [size.own > sizes[0].own for size in sizes] == [False, True, False]
 
 
 async def test_popular_items_of_many_bytes_are_not_kept(tmp_path: Path) -> None:

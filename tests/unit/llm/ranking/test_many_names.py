@@ -1,14 +1,18 @@
 """A replica of many names: models are loaded when they are asked for, within a budget of memory."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from models.registry.bundle import Bundle
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
+from services.errors import BundleIncomplete
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.deployment import LlmDeployment
+from services.llm.ranking.engines import Engines
 from services.llm.ranking.shared_engines import engine_for
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.residency.state import Residency
@@ -94,6 +98,27 @@ async def test_a_loaded_name_follows_its_record(replica: LlmDeployment, settings
 
     assert isinstance(reply, RankResult)
     assert await replica.rank(build_request("mail", "v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v0"))
+
+
+def test_a_version_that_cannot_be_loaded_keeps_no_memory(settings: Settings) -> None:
+    """The memory of a refused version is given back: only the versions that serve are counted."""
+    reserved, store = list[list[str]](), BundleStore(settings.bundle_root)
+
+    def reserve(bundles: Sequence[Bundle]) -> bool:
+        reserved.append(sorted(bundle.version for bundle in bundles))
+        return True
+
+    def start(bundle: Bundle) -> None:
+        if bundle.version == "v1":
+            raise BundleIncomplete("v1: refused")
+
+    engines = Engines(store, start, lambda serving: None, reserve)
+    store.promote("v1")
+    engines.refresh()
+
+    assert engines.is_broken
+    assert reserved[0] == ["v0"]
+    assert reserved[-2:] == [["v0", "v1"], ["v0"]]
 
 
 async def test_a_name_that_is_not_served_is_refused(replica: LlmDeployment) -> None:
