@@ -403,8 +403,8 @@ class ItemFollower:
         """Return the callers whose ends are reached.
 
         The first end of a fetch beyond a rough end replaces it; later records are not awaited. A fetch before the last
-        batch may have reported an equal end, so this counts once later fetches brought no record. Without any record, a
-        rough end counts as reached at once.
+        batch may have reported an equal end, so this counts once later fetches brought no record. A rough end counts as
+        reached at once after a fetch without records.
         """
         reached, now_s = [], time.monotonic()
         for waiter in awaited:
