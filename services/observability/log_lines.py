@@ -26,7 +26,8 @@ _STANDARD_OUTPUT = 1
 def configure_logging(level: str, part: str, log_file: Path | None = None) -> None:
     """Configure structlog for this process; `part` labels each line with the process's part.
 
-    Without a file the lines go to standard output.
+    Without a file the lines go to standard output. Exceptions that a library only logs are lines too: in Ray's workers
+    nobody would see them.
     """
 
     def name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -47,6 +48,19 @@ def configure_logging(level: str, part: str, log_file: Path | None = None) -> No
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
     )
+    root = logging.getLogger()
+    if not any(isinstance(handler, _LibraryFailures) for handler in root.handlers):
+        root.addHandler(_LibraryFailures(logging.ERROR))
+
+
+class _LibraryFailures(logging.Handler):
+    """Turns errors that a library logs with their exception into our lines; its other messages are dropped."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the exception of an error, if it has one."""
+        if record.exc_info:
+            log = structlog.get_logger()
+            log.error("library_failed", library=record.name, message=record.getMessage(), exc_info=record.exc_info)
 
 
 class _Lines:

@@ -1,6 +1,7 @@
 """Log lines are JSON objects that are written immediately."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -51,6 +52,22 @@ def test_a_line_has_the_context_and_its_process(capfd: pytest.CaptureFixture[str
     (line,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert {"event": "recommended", "tier": "llm", "request_id": "r", "level": "info"}.items() <= line.items()
     assert (line["part"], line["pid"]) == ("standby", os.getpid())
+
+
+def test_an_exception_that_a_library_only_logs_is_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its other messages, which may come with each attempt of a client, are none."""
+    configure_logging("info", "standby")
+    configure_logging("info", "standby")
+    library = logging.getLogger("a.library")
+    library.error("cannot connect")
+    try:
+        int("no number")
+    except ValueError:
+        library.exception("unhandled in %s", "a task")
+
+    (line,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert {"event": "library_failed", "library": "a.library", "message": "unhandled in a task"}.items() <= line.items()
+    assert "ValueError: invalid literal" in line["exception"]
 
 
 @pytest.mark.parametrize("sink", ["standard output", "file"])
