@@ -21,6 +21,7 @@ from kafka.errors import (
 )
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+from kafka.protocol.api_message import VersionSubscriptable
 from kafka.protocol.schemas import StructField
 
 from services.errors import ConfigError, DependencyUnavailable
@@ -103,23 +104,28 @@ def any_listens(bootstrap: str, timeout_s: float) -> bool:
     return False
 
 
-def _compile_decoders_in_turn() -> None:
-    """Let kafka-python compile the decoder of a message in one thread at a time.
+def _prepare_messages_in_turn() -> None:
+    """Let kafka-python prepare a message's class and decoder, at their first use, in one thread at a time.
 
-    Its compiler changes the message's class for a moment. Two clients that get their first answer at the same time
-    would leave a decoder that fails for as long as the process lives, and no client could connect any more.
+    Its compiler changes the message's class for a moment, so a second thread could leave a decoder that fails. Two
+    threads that ask for a version make its class twice; the registry of responses may keep a weak reference to the one
+    that is dropped. After either, no client of this process could connect any more.
     """
-    compiled, lock = StructField.compiled_decode_from, threading.RLock()
+    lock = threading.RLock()
 
-    @wraps(compiled)
-    def in_turn(*arguments: Any, **options: Any) -> Any:
-        with lock:
-            return compiled(*arguments, **options)
+    def in_turn(prepare: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(prepare)
+        def prepare_in_turn(*arguments: Any, **options: Any) -> Any:
+            with lock:
+                return prepare(*arguments, **options)
 
-    StructField.compiled_decode_from = in_turn
+        return prepare_in_turn
+
+    StructField.compiled_decode_from = in_turn(StructField.compiled_decode_from)
+    VersionSubscriptable.__getitem__ = in_turn(VersionSubscriptable.__getitem__)
 
 
-_compile_decoders_in_turn()  # at the import: two threads that open their first clients would each set a lock
+_prepare_messages_in_turn()  # at the import: two threads that open their first clients would each set a lock
 
 
 def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:

@@ -2,13 +2,14 @@
 
 import socket
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 from kafka.errors import KafkaTimeoutError
+from kafka.protocol.api_header import RequestHeader, ResponseClassRegistry
 from kafka.protocol.metadata import ApiVersionsResponse
 from kafka.protocol.schemas import StructField
 from kafka.record.util import crc32c_c
@@ -50,6 +51,30 @@ def test_two_first_answers_at_once_leave_a_decoder_that_works(monkeypatch: pytes
         later = answered[0].result(10)
 
     assert [answer.throttle_time_ms for answer in (first, later, decode())] == [7, 7, 7]
+
+
+def test_two_first_answers_at_once_leave_a_registered_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread makes its class between the first one's registration and the moment when it is kept.
+
+    The registry refers to classes weakly, so that the class of the second, once dropped, would fail each answer.
+    """
+    monkeypatch.setattr(ApiVersionsResponse, "_VERSIONS", {})
+    monkeypatch.setattr(ResponseClassRegistry, "_response_class_registry", {})
+    register, seconds = ResponseClassRegistry.register_response_class, list[Future[Any]]()
+
+    def paused(response_class: Any) -> None:
+        register(response_class)
+        if not seconds:
+            seconds.append(second.submit(lambda: ApiVersionsResponse[4]))
+            wait(seconds, 0.5)
+
+    monkeypatch.setattr(ResponseClassRegistry, "register_response_class", paused)
+    with ThreadPoolExecutor(1) as second:
+        first = ApiVersionsResponse[4]
+        also = seconds[0].result(10)
+
+    header = RequestHeader(request_api_key=ApiVersionsResponse.API_KEY, request_api_version=4)
+    assert first is also is ResponseClassRegistry.get_response_class(header)
 
 
 def test_a_client_that_cannot_connect_says_why() -> None:
