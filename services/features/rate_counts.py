@@ -53,7 +53,7 @@ redis.call('HSET', KEYS[1], 'tokens', number(tokens), 'at_s', number(now_s), 'da
 local keep_s = 0
 if rate > 0 then keep_s = (burst - tokens) / rate end
 if quota >= 0 then keep_s = math.max(keep_s, (day + 1) * 86400 - now_s) end
-redis.call('EXPIRE', KEYS[1], math.ceil(keep_s) + 60)
+redis.call('EXPIRE', KEYS[1], string.format('%d', math.min(math.ceil(keep_s) + 60, 1e12)))
 return {granted, why, number(wait_s), number(tokens), today, day}
 """
 _PROCESSES = "tailrace:rate-processes"

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from redis import Redis
 
-from services.contracts.access import Allowance
+from services.contracts.access import Allowance, Ask
 from services.errors import QuotaExceeded
 from services.features.rate_counts import RedisRateCounts
 from services.gateway.access.shared_rates import SharedRates, Standing
@@ -68,6 +68,16 @@ async def test_two_gateways_have_one_quota_and_a_restart_has_none_more(valkey: S
     assert sum(map(len, admitted)) == 3_000
     assert after_restart == []
     assert exchanges < 3_000 / 5
+
+
+async def test_a_rate_that_takes_ages_to_fill_counts(valkey: Server) -> None:
+    """Its count would live longer than Redis can tell; an error would leave all keys of the gateway uncounted."""
+    counts = RedisRateCounts(RedisAddress(host=HOST, port=valkey.port), is_peer=False)
+    ask = Ask(cost=1, batch=0, spent=0, unspent=0, taken_on="")
+    grants = [await counts.ask("key", Allowance(rate_per_s=1e-18, burst=2), ask, PATIENT_S) for _ in range(3)]
+    await counts.close()
+
+    assert [grant.num_calls for grant in grants] == [1, 1, 0]
 
 
 async def test_two_gateways_have_one_rate(valkey: Server) -> None:
