@@ -121,7 +121,7 @@ def test_a_new_item_with_a_known_code_joins_without_training(
     index = tmp_path / "new.json"
 
     def add(path: Path | None) -> Bundle:
-        table = ItemTable(Frame(pl.concat([raw_items(30), rows]), "items", is_exact=True))
+        table = ItemTable(Frame(pl.concat([raw_items(30), rows]), "items"))
         return append_items(store, table, datetime.now(UTC), index=path)[0]
 
     with pytest.raises(ConfigError):
