@@ -15,6 +15,11 @@ namespace tailrace {
 
 // From this many rows packing W pays off; int8 has half as much to pack.
 constexpr int64_t kGemmMinRows = 40, kInt8GemmMinRows = 12;
+#if defined(__AVX512F__)
+constexpr bool kHasGemm = true;
+#else
+constexpr bool kHasGemm = false;
+#endif
 constexpr int64_t kMaxParts = 3;  // projections of a joined matrix
 
 int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
@@ -44,7 +49,7 @@ inline void multiply_bytes(
 struct LowRank {
     TailraceAdapterRows rows;
     TailraceSlots slots;
-    bool is_late;  // added after the product, row by row: few rows, whose columns come in pieces
+    bool is_late;  // added after the product, row by row: of rows without gemm, whose columns come in pieces
     int parts;
     int64_t ends[kMaxParts];
 
@@ -96,7 +101,7 @@ class ForwardPass {
           qkv_width_((model.num_heads + 2 * model.num_kv_heads) * model.head_dim), residual_(new float[step.rows * model.hidden]),
           qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
           heads_or_ffn_(new T[step.rows * std::max(query_width_, model.ffn)]), cos_sin_(new float[step.rows * model.head_dim]),
-          gates_(new float[std::min(step.rows, kGemmMinRows) * 2 * model.ffn]), scales_(new float[step.rows]),
+          gates_(new float[num_kept(step) * 2 * model.ffn]), scales_(new float[step.rows]),
           bytes_(new uint8_t[model.is_quantised ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]),
           low_(new float[step.adapter_rows.num_segments ? step.rows * kMaxParts * step.slot_rank : 0]),
           next_task_(new std::atomic<int64_t>[model.num_layers]()) {}
@@ -106,7 +111,7 @@ class ForwardPass {
         Range rows(count, 1, thread, threads);
         TailraceAdapterRows adapters = step_.adapter_rows;
         const auto change_of = [&](int64_t index, auto slots, std::initializer_list<int64_t> ends, const T* x, int64_t size) {
-            LowRank change = {adapters, {nullptr, nullptr}, count < kGemmMinRows, int(ends.size()), {}};
+            LowRank change = {adapters, {nullptr, nullptr}, !kHasGemm || count < kGemmMinRows, int(ends.size()), {}};
             std::copy(ends.begin(), ends.end(), change.ends);
             if (!adapters.num_segments) return change;
             change.slots = step_.adapters[index].*slots;
@@ -161,6 +166,11 @@ class ForwardPass {
     }
 
   private:
+    // The rows whose gate and up are collected: few, or all that may have a late change.
+    static int64_t num_kept(const TailraceStep& step) {
+        return !kHasGemm && step.adapter_rows.num_segments ? step.rows : std::min(step.rows, kGemmMinRows);
+    }
+
     static void barrier() {
 #if defined(_OPENMP)
 #pragma omp barrier
@@ -284,7 +294,7 @@ class ForwardPass {
     void gate_up(const TailraceMatrix& matrix, const LowRank& change, int64_t count, const Range& rows, int thread, int threads) {
         const int64_t ffn = model_.ffn;
         const bool has_late = change.rows.num_segments && change.is_late;
-        if (count >= kGemmMinRows || (matrix.strips && !has_late))
+        if (!has_late && (count >= kGemmMinRows || matrix.strips))
             return multiply_by(matrix, change, x_.get(), count, model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
                 silu_mul(y[0], y[1], count, heads_or_ffn_.get() + row * ffn + n);
             });
