@@ -34,7 +34,7 @@ def parse_for_stack(parser: argparse.ArgumentParser, settings: Settings) -> argp
 def stack_for(settings: Settings, *, is_started: bool, settle_s: float = 0.0) -> Iterator[None]:
     """Start a stack if `is_started`, and stop it at the end, also at SIGTERM; otherwise use the running one.
 
-    A started stack gets `settle_s` without requests: what it uses until then would count as its use at rest.
+    A started stack gets `settle_s` without requests, because its start would count as use at rest.
     """
     if not is_started:
         yield

@@ -108,8 +108,8 @@ def _prepare_messages_in_turn() -> None:
     """Let kafka-python prepare a message's class and decoder, at their first use, in one thread at a time.
 
     Its compiler changes the message's class for a moment, so a second thread could leave a decoder that fails. Two
-    threads that ask for a version make its class twice; the registry of responses may keep a weak reference to the one
-    that is dropped. After either, no client of this process could connect any more.
+    threads that ask for a version make its class twice; the registry of responses may keep a weak reference to the
+    dropped class. After either, no client of this process could connect any more.
     """
     lock = threading.RLock()
 

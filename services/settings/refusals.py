@@ -29,7 +29,7 @@ _OF_DOCUMENTS = {
     "json_invalid": ("not JSON ({error})", "correct the text there"),
     "model_type": ("not an object", "give a JSON object"),
 }
-"""Errors of which the value says nothing, or is the whole document."""
+"""Errors that quote no value: there is none, or it is the whole document."""
 
 
 def problem_and_fix(fault: Mapping[str, Any], forms: Mapping[str, str], *, with_value: bool = True) -> str:

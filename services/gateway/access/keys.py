@@ -31,11 +31,12 @@ _SETTINGS = {"keys": "TAILRACE_API_KEYS_FILE", "tenants": "TAILRACE_TENANTS_FILE
 """The setting of each file, by the command that makes it."""
 _SECRET_BYTES = 32
 
-Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-KeyId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+_HASH, _KEY_ID = r"^[0-9a-f]{64}$", r"^[a-z0-9][a-z0-9._-]{0,63}$"
+Hash = Annotated[str, Field(pattern=_HASH)]
+KeyId = Annotated[str, Field(pattern=_KEY_ID)]
 FORMS = {
-    r"^[0-9a-f]{64}$": "64 hexadecimal digits",
-    r"^[a-z0-9][a-z0-9._-]{0,63}$": "up to 64 of a to z, 0 to 9, dot, dash and underscore, first a letter or digit",
+    _HASH: "64 hexadecimal digits",
+    _KEY_ID: "up to 64 of a to z, 0 to 9, dot, dash and underscore, first a letter or digit",
 }
 """The valid forms of texts in these files, by regular expression."""
 

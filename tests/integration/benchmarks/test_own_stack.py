@@ -33,7 +33,7 @@ with stack_for(Settings(state_dir=pathlib.Path(sys.argv[1])), is_started=True):
 
 @pytest.mark.parametrize("early", [(), (signal.SIGTERM,), (signal.SIGINT,)])
 def test_a_signal_stops_a_benchmark_and_its_stack(tmp_path: Path, early: tuple[signal.Signals, ...]) -> None:
-    """Without its end, the stack would run beside the next benchmark. `early` arrives while the stack is spawned."""
+    """A stack that is left would disturb the next benchmark. `early` arrives while the stack is spawned."""
     command = [sys.executable, "-c", _BENCHMARK, str(tmp_path), *(str(int(number)) for number in early)]
     try:
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as benchmark:
