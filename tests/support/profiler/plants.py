@@ -88,13 +88,16 @@ def wide_layers() -> Step:
 
 
 @plant("memory")
-def allocating() -> Step:
-    """The same with results in fresh memory, and a sum."""
-    a, b = (torch.randn(4_000_000) for _ in range(2))
+def elementwise() -> Step:
+    """Elementwise operations and a sum of large arrays.
+
+    They write to memory they already hold: returning 64 MB to the system between two operations is a gap in the trace.
+    """
+    a, b, out = (torch.randn(16_000_000) for _ in range(3))
 
     def step() -> None:
         with record_function("elementwise"):
-            (a * b + a - b).sum()
+            torch.mul(a, b, out=out).add_(a).sub_(b).sum()
 
     return step
 
@@ -126,12 +129,10 @@ def slow_generator() -> Step:
 
 @plant("communication")
 def data_parallel() -> Step:
-    """DistributedDataParallel of a wide net on a small batch."""
-    width = 1024
-    net = nn.parallel.DistributedDataParallel(
-        nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-    )
-    return trained(net, repeat(torch.randn(8, width)))
+    """DistributedDataParallel of a wide layer on one row: no gradient is ready before the step ends."""
+    width = 2048
+    net = nn.parallel.DistributedDataParallel(nn.Linear(width, width, bias=False))
+    return trained(net, repeat(torch.randn(1, width)))
 
 
 @plant("none")
