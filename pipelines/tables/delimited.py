@@ -83,6 +83,9 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
     preamble: Sequence[str] = () if header is not None else _preamble(lines, is_known)
     lines, skipped = lines[len(preamble) :], skipped + len(preamble)
     separator = separator or _detect(lines, is_known)
+    header_fields = _fields(lines[0], separator) or ()
+    if is_padded := len(header_fields) > 1 and all(name.startswith(" ") for name in header_fields[1:]):
+        lines = [line.replace(f'{separator} "', f'{separator}"') for line in lines]
     fields = [_fields(line, separator) or () for line in lines]
     first, second = fields[0], fields[1] if len(fields) > 1 else ()
     if header is not None:
@@ -117,7 +120,7 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
         has_header=True,
         skipped_lines=skipped,
         preamble=next((line for line in preamble if line.strip()), ""),
-        is_padded=len(first) > 1 and all(name.startswith(" ") for name in first[1:]),
+        is_padded=is_padded,
     )
 
 

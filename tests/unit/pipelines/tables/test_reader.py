@@ -514,6 +514,11 @@ TABLES = {
         [P1, ("p2", "Chair", ["A", "B"]), P3],
         options=ItemArguments(lists=["categories=,"]).parsed(),
     ),
+    "a blank after each comma": Case(
+        'item_id, title, categories\np1, Lamp, "Light, Room"\np2, Chair, "Seat, Room"\n',
+        [("p1", "Lamp", ["Light", "Room"]), ("p2", "Chair", ["Seat", "Room"])],
+        options=ItemArguments(lists=["categories=,"]).parsed(),
+    ),
     "HTML entities": Case(
         ROWS % "p2,Tom &amp; Jerry&#39;s &foo; A&B;,Toys &amp; Games;Caf&eacute;\n",
         [P1, ("p2", "Tom & Jerry's &foo; A&B;", ["Toys & Games", "Café"]), P3],
