@@ -280,7 +280,7 @@ class DataError(TailraceError):
     def __init__(self, column: str, problem: str, example: str, path: Path | None = None) -> None:
         where = f"column {column}: " if column else ""
         super().__init__(f"{where}{problem}; expected for example {example}")
-        self.column = column
+        self.column, self.problem = column, problem
         self.path = path
 
 

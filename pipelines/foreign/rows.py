@@ -9,6 +9,9 @@ from typing import Any
 import polars as pl
 
 from pipelines.foreign.refused import Refused
+from pipelines.tables.delimited import Delimited, read_dialect
+from pipelines.tables.encoding import as_utf8, utf8_chunks
+from services.errors import DataError
 
 TABLES = {".csv", ".tsv", ".parquet"}
 _PART_OF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
@@ -16,29 +19,33 @@ _PART_OF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def table_rows(path: Path, fix: str) -> Sequence[Mapping[str, Any]]:
-    """Return the rows of a table; cells of a CSV are text."""
+    """Return the rows of a table; cells of a CSV are text, in any encoding that the tables of items may have."""
+    if path.suffix != ".parquet":
+        return _delimited(path, fix)
     try:
-        table = pl.read_parquet(path) if path.suffix == ".parquet" else _delimited(path)
+        return pl.read_parquet(path).to_dicts()
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise Refused(path.name, "", f"not readable as {path.suffix[1:]} ({error})", fix) from error
-    return table.to_dicts()
+        raise Refused(path.name, "", f"not readable as parquet ({error})", fix) from error
 
 
-def _delimited(path: Path) -> pl.DataFrame:
-    """Read a table of text, whose separator is the most frequent one of its first line."""
-    with path.open("rb") as file:
-        first = file.readline()
-    return pl.read_csv(
-        path, infer_schema=False, separator=max((",", "\t", ";"), key=lambda separator: first.count(separator.encode()))
-    )
+def _delimited(path: Path, fix: str) -> Sequence[Mapping[str, Any]]:
+    rows: list[Mapping[str, Any]] = []
+    try:
+        for batch in Delimited(path, read_dialect(path, None, lambda _name: False)):
+            for row, reason in batch.set_aside:
+                raise Refused(path.name, f"row {row - 1}", reason, fix)
+            rows += batch.frame.to_dicts()
+    except DataError as error:
+        raise Refused(path.name, "", error.problem, fix) from error
+    return rows
 
 
 def text_of(path: Path, fix: str) -> str:
     """Return a file's text, without a byte order mark."""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(path.name, "", f"not readable as text ({error})", fix) from error
+        return as_utf8(b"".join(utf8_chunks(path)))[0].decode()
+    except DataError as error:
+        raise Refused(path.name, "", error.problem, fix) from error
 
 
 def json_lines(path: Path, text: str, fix: str) -> Iterator[Any]:

@@ -89,6 +89,24 @@ def test_a_layout_gives_the_codes_of_its_items(layout: str, tmp_path: Path) -> N
     assert index.kind == "codes"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "cp1252", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    {
+        "sids.csv": '"item_id","title","codes"\r\n"11","Caf\xe9, ""a""","340,6566,7"\r\n"12","b","1,2,3"\r\n',
+        "sids.tsv": "item_id\ttitle\tcodes\r11\tCaf\xe9\t340,6566,7\r12\tb\t1,2,3\r",
+        "sids.json": '[{"id": "11", "title": "Caf\xe9", "codes": [340, 6566, 7]}, {"id": "12", "codes": [1, 2, 3]}]',
+    }.items(),
+)
+def test_a_file_is_read_in_the_encodings_of_spreadsheets(
+    name: str, content: str, encoding: str, tmp_path: Path
+) -> None:
+    """An index may have the encodings, quotes and line ends that tables of items may have."""
+    (tmp_path / name).write_bytes(content.encode(encoding))
+
+    assert read_index(tmp_path / name).sids == SIDS
+
+
 def test_tokens_around_a_code_are_none_of_its_levels(tmp_path: Path) -> None:
     """The prompt ends with the first of them, which a beam would otherwise repeat."""
     whole = "<|sid_begin|><s_a_1><s_b_2><|sid_end|>"

@@ -26,6 +26,8 @@ INDEXES: dict[str, tuple[str, bytes | str, str]] = {
     "token ids that are text": ("items.jsonl", '{"item_id": 7, "token_ids": ["x"]}', "row 1 (item 7)"),
     "codes with a fraction": ("items.jsonl", '{"item_id": 7, "codes": [1.5, 2]}', "row 1 (item 7)"),
     "a level that is text": ("items.csv", "item_id,lv1\n7,x\n", "row 1 (item 7)"),
+    "a row of too many cells": ("items.csv", "item_id,sid\n7,<a_1>\n8,<a_2>,x\n", "row 2"),
+    "a quote that is not closed": ("items.csv", 'item_id,sid\n7,<a_1>\n8,"<a_2>\n', "row 2"),
     "an item in two rows": ("items.csv", "item_id,sid\n7,<a_1>\n7,<a_2>\n", "row 2 (item 7)"),
     "two forms of SID": ("items.csv", "item_id,codes,sid\n7,1,\n8,,<a_2>\n", "row 2"),
     "an item that is no list": ("Toys.index.json", '{"7": 5}', "item 7"),
