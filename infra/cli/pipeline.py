@@ -41,8 +41,18 @@ def pipeline(options: PipelineOptions, tables: TableArguments, recipes: RecipeOp
         option for option, given in (("--force", options.force), ("--replace-live", options.replace_live)) if given
     ]
     audit = audited(settings.state_dir, " ".join(("pipeline", *overrides))) if overrides else nullcontext()
-    with audit, feature_store(settings, print_line) as settings:
-        run_pipeline(options, Places.from_settings(settings), out)
+    with audit:
+        _check_tables(options)
+        with feature_store(settings, print_line) as settings:
+            run_pipeline(options, Places.from_settings(settings), out)
+
+
+def _check_tables(options: PipelineOptions) -> None:
+    """Refuse own tables of the wrong form before a store is started for them. Raises DataError, ConfigError."""
+    from pipelines.data.ingest import open_own_tables
+
+    if options.items is not None:
+        open_own_tables(options.events, options.items, options.tables)
 
 
 def _refuse_deleted(settings: "Settings", name: str) -> None:
@@ -71,6 +81,7 @@ def precompute(
 
     settings = running_settings()
     options = PipelineOptions(events=own.events, items=own.items, tables=tables.parsed(), precompute=lists)
+    _check_tables(options)
     with feature_store(settings, print_line) as settings:
         refresh_lists(options, Places.from_settings(settings), out, with_sources=sources)
 

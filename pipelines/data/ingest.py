@@ -240,16 +240,22 @@ def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[s
 
 def open_tables(source: IngestSources, cache_dir: Path) -> tuple[ItemTable, EventTable | None]:
     """Open the tables of items and of recorded events, if any. Raises DataError, ConfigError or EnvironmentFault."""
-    options = source.tables
-    if source.items is None:
-        wheel = sources.fetch_wheel(cache_dir)
-        items = ItemTable(Frame(sources.movielens_items(wheel), "items"))
-        return items, EventTable(Frame(sources.movielens_events(wheel), "events"))
-    items = ItemTable(open_table(source.items, "items", options), options)
+    if source.items is not None:
+        return open_own_tables(source.events, source.items, source.tables)
+    wheel = sources.fetch_wheel(cache_dir)
+    items = ItemTable(Frame(sources.movielens_items(wheel), "items"))
+    return items, EventTable(Frame(sources.movielens_events(wheel), "events"))
+
+
+def open_own_tables(
+    events_file: Path | None, items_file: Path, options: TableOptions
+) -> tuple[ItemTable, EventTable | None]:
+    """Open a user's tables, and map their columns. Raises DataError or ConfigError."""
+    items = ItemTable(open_table(items_file, "items", options), options)
     opened = [("items", items.table, items.named)]
     events = None
-    if source.events is not None:
-        events = EventTable(open_table(source.events, "events", options), options)
+    if events_file is not None:
+        events = EventTable(open_table(events_file, "events", options), options)
         opened.insert(0, ("events", events.table, events.named))
     check_used(options, opened)
     return items, events

@@ -297,3 +297,16 @@ def test_a_damaged_bundle_hides_neither_the_others_nor_the_rest_of_a_comparison(
     for shown in (listed, compared):
         assert (shown.code, "0.1110" in shown.out, "v2/report.json: hash differs" in shown.out) == (0, True, True)
     assert ["live", "v2", "damaged"] in [line.split()[:3] for line in listed.out.splitlines()]
+
+
+@pytest.mark.parametrize("command", ["pipeline", "precompute"])
+def test_tables_are_refused_before_a_store_is_started(tailrace: Run, tmp_path: Path, command: str) -> None:
+    """A wrong column costs no start of the embedded store."""
+    events, items = tmp_path / "events.csv", tmp_path / "items.csv"
+    events.write_text("user,item_id,event_time\nann,p1,1795262400\n")
+    items.write_text("item_id,title\np1,Lamp\n")
+
+    done = tailrace(command, "--events", str(events), "--items", str(items))
+
+    assert (done.code, "--column user=user_id" in done.err) == (1, True)
+    assert not (tmp_path / "valkey").exists()
