@@ -67,9 +67,7 @@ def items(
     from pipelines.imports.run import import_items, open_items
     from pipelines.imports.sources import name_of
     from pipelines.runner.run_lock import run_lock
-    from services.observability.log_lines import configure_logging
 
-    configure_logging("warning", "import")
     settings = running_settings()
     options = tables.parsed("items")
     with audited(settings.state_dir, "import items"), run_lock(settings.imports_dir, out):

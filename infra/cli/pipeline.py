@@ -108,13 +108,14 @@ def recommend(
     from pipelines.tables.id_files import read_ids
     from services.observability.log_lines import configure_logging
 
-    configure_logging("error", "recommend")
     excluded = (*(exclude or ()), *(read_ids(exclude_file, "item_id", "--exclude-file") if exclude_file else ()))
     options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=excluded, with_seen=seen)
     if histories not in ("store", "offline"):
         raise ConfigError(f"--histories: {histories!r} is unknown; give store or offline")
     check_output(users, exclude_file, out=out_file)
-    _write_user_lists(running_settings(), users, out_file, options, is_offline=histories == "offline")
+    settings = running_settings()
+    configure_logging("error", "recommend")  # the unreadable topic is described below
+    _write_user_lists(settings, users, out_file, options, is_offline=histories == "offline")
 
 
 def _write_user_lists(

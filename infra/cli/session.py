@@ -32,9 +32,14 @@ def print_line(line: str) -> None:
 
 
 def running_settings() -> "Settings":
-    """Return the settings, with absolute paths and the ports of the stack that runs from their folder."""
-    from infra.local.supervisor.ports import of_running_stack
+    """Return the settings, with absolute paths and the ports of the stack that runs from their folder.
 
+    From here on a command's output has log lines of warnings only.
+    """
+    from infra.local.supervisor.ports import of_running_stack
+    from services.observability.log_lines import configure_logging
+
+    configure_logging("warning", "command")
     return of_running_stack(absolute_settings())
 
 

@@ -106,9 +106,7 @@ def delete(
     from infra.cli.tenant_deletion import delete_data
     from services.contracts.tenant import TenantState
     from services.gateway.access.tenants import read_tenants
-    from services.observability.log_lines import configure_logging
 
-    configure_logging("warning", "tenants")
     _, path = changed_file("tenants_file")
     stored = read_tenants(path).find(tenant)
     if stored is None or stored.state is not TenantState.DELETED:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
-from infra.cli.session import user_name
+from infra.cli.session import running_settings, user_name
 from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
 from tests.support.training.bundles import build_catalogue
@@ -310,3 +311,14 @@ def test_tables_are_refused_before_a_store_is_started(tailrace: Run, tmp_path: P
 
     assert (done.code, "--column user=user_id" in done.err) == (1, True)
     assert not (tmp_path / "valkey").exists()
+
+
+def test_a_command_prints_log_lines_of_warnings_only(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its own sentences are the output; steps of the libraries below it are not."""
+    running_settings()
+
+    structlog.get_logger().info("items_followed")
+    structlog.get_logger().warning("items_lost")
+
+    lines = capfd.readouterr().out.splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["items_lost"]
