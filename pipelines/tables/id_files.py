@@ -1,6 +1,7 @@
 """Files of ids: an id per line, or a table with a column of ids. Normalised like ids of events and items."""
 
 import csv
+import re
 from pathlib import Path
 
 import polars as pl
@@ -12,6 +13,7 @@ from pipelines.tables.files import Table
 from pipelines.tables.ids import IdColumn, whole_form
 from services.errors import ConfigError, DataError
 
+_SEPARATOR = re.compile(r"[\t;|,]")
 _HEADS = {
     "user_id": ("userid", "userids", "user", "users", "uid", "id", "ids"),
     "item_id": ("itemid", "itemids", "item", "items", "sku", "id", "ids"),
@@ -48,13 +50,14 @@ def _column(path: Path, field: str) -> pl.Series:
     if head.startswith((b"PAR1", b"ARROW1", b"{", b"[", b"PK\x03\x04", b"SQLite")):
         return _of_table(path, field)
     data = as_utf8(b"".join(utf8_chunks(path)))[0].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    lines = data.decode().split("\n")
-    names = [letters(name) for name in lines[0].replace("\t", ",").replace(";", ",").replace("|", ",").split(",")]
-    if len(names) > 1 and letters(field) in names:
+    lines = [line for line in data.decode().split("\n") if line.strip()]
+    names, second = ([letters(cell) for cell in _SEPARATOR.split(line)] for line in (*lines, "", "")[:2])
+    is_header = len(lines) > 1 and any(is_known(name) and name not in second for name in names)
+    if len(names) > 1 and (letters(field) in names or is_header):
         return _of_table(path, field)
     if names[0] in _HEADS[field] and len(names) == 1:
         lines = lines[1:]
-    return pl.Series([_unquoted(line) for line in lines if line.strip()], dtype=pl.String)
+    return pl.Series([_unquoted(line) for line in lines], dtype=pl.String)
 
 
 def _of_table(path: Path, field: str) -> pl.Series:

@@ -180,6 +180,10 @@ def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, t
         (b"User ID;name\nu1;A\n", ["u1"]),
         (b'{"user_id": "u1"}\n{"user_id": 7}\n', ["u1", "7"]),
         (gzip.compress(b"u1\n", mtime=0), ["u1"]),
+        (b"user|1\n", ["user|1"]),
+        (b"user|1\nuser|2\n", ["user|1", "user|2"]),
+        (b"customer_id,email\nu1,a@x\nu2,b@x\n", None),
+        (b"email;Customer ID\na@x;u1\n", None),
         (b"", None),
         (b"\n\n", None),
         (b"user_id\n", None),
@@ -188,7 +192,7 @@ def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, t
     ],
 )
 def test_a_file_of_users_is_decoded_as_tables_are(content: bytes, users: list[str] | None, tmp_path: Path) -> None:
-    """Ids are read from lines or a table column in any encoding; a file without users is rejected by option."""
+    """Ids are read from lines or a table column in any encoding; a file without users or their column is rejected."""
     path = tmp_path / "users.txt"
     path.write_bytes(content)
     if users is not None:
