@@ -39,7 +39,8 @@ def main() -> None:
         try:
             made = create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
         except DependencyUnavailable as error:
-            sys.stderr.write(f"{error} ({error.__cause__!r})\n")
+            address = f"TAILRACE_KAFKA_BOOTSTRAP: {settings.kafka_address.bootstrap}"
+            sys.stderr.write(f"{address}: {error} ({error.__cause__!r}); waiting for it\n")
             time.sleep(_RETRY_AFTER_S)
         else:
             sys.stdout.writelines(f"made topic {name}\n" for name in made)

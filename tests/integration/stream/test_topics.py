@@ -17,7 +17,7 @@ NAMES = {"interactions", "interactions.dlq", "impressions", "items"}
 def test_topics_are_made_once_a_broker_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A start before the broker prints that it waits, and then creates all topics; a second run creates none."""
+    """A start before the broker names its setting and waits, and then creates all topics; a second run creates none."""
     broker = broker_server(tmp_path / "broker")
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address)
     for name, value in settings.as_environment().items():
@@ -26,7 +26,8 @@ def test_topics_are_made_once_a_broker_answers(
     try:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(topics.main)
-            wait_for(lambda: "broker is unavailable" in capsys.readouterr().err, 60, "the first attempt")
+            setting = f"TAILRACE_KAFKA_BOOTSTRAP: {broker.address}: "
+            wait_for(lambda: setting in capsys.readouterr().err, 60, "the first attempt")
             broker.start()
             waiting.result(60)
         again = topics.create_missing(settings.kafka_address.client_options(), topics.wanted_topics(settings))
