@@ -236,7 +236,7 @@ def with_dislikes(
     index = dict(zip(ordered, range(len(ordered)), strict=True))
     own: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for user_id, item_id, time_us, weight in (
-        dislikes.join(learned_until, on="user_id")
+        dislikes.join(learned_until, on="user_id", maintain_order="left")
         .filter(~is_over)
         .select("user_id", "item_id", pl.col("event_time").dt.epoch("us"), "weight")
         .iter_rows()
