@@ -4,7 +4,7 @@
         <p>:owner, <p>:lease, <p>:until_ms   the process that may write; its lease id is random and new for each process
         <p>:topic_id, <p>:offset             the last record whose effect the rows hold
         <p>:leader_epoch                     that record's leader epoch, if known, and its offset
-        <p>:saved                            the topic id and offset up to which the offline log holds them too
+        <p>:saved                            the topic id and end offset of the records in the offline log
         <p>:whole                            1 while the rows hold base tables and log; requests read no rows without it
         <p>:base, base                       the id of the base tables that the rows began with: as written by the
         partition's
@@ -168,7 +168,7 @@ class Partitions:
 
     @property
     def owned(self) -> tuple[int, ...]:
-        """The partitions claimed and not released or lost, as far as this process knows."""
+        """The partitions that this process claimed and does not know to be released or lost."""
         return tuple(self._positions)
 
     def claim(self, partition: int) -> Claim | None:
@@ -241,7 +241,7 @@ class Partitions:
 
         try:
             return run()
-        except NoScriptError:  # a restarted store has made none of the writes
+        except NoScriptError:  # a restarted store has lost the script and made no write
             self._client.script_load(_UPDATE)
             return run()
 

@@ -181,7 +181,7 @@ class FeatureReader:
 
 
 def _means_nothing(cause: BaseException | None, timeout_s: float) -> bool:
-    """Return whether a timeout is no store failure: the read had too little time, or this event loop was late."""
+    """Return whether a timeout has another cause than the store: too little time for the read, or a late event loop."""
     return isinstance(cause, LoopStalled) or (isinstance(cause, TimeoutError) and timeout_s < _MIN_WAIT_S)
 
 

@@ -28,7 +28,7 @@ from services.contracts.features import PrecomputedList, UserFeatures
 BASE_TOPIC = "batch"
 """The topic id of rows that come from the base tables; the first event of a real topic is applied on top."""
 SERVICE = "recommend_v1"
-"""The feature service that one request reads."""
+"""The feature service that a request reads."""
 WINDOW_MS = {"1h": 3_600_000, "24h": 24 * 3_600_000, "7d": 7 * 24 * 3_600_000}
 """The sliding windows of popularity by name."""
 DIGEST_BYTES = 8

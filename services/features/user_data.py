@@ -35,7 +35,7 @@ class UserStore:
         return self._histories.row(user_id, self._cells(self._histories, user_id))
 
     def shown(self, user_id: str) -> UserShown | None:
-        """Return a user's impressions, as far as they are remembered."""
+        """Return a user's remembered impressions."""
         return self._shown.row(user_id, self._cells(self._shown, user_id))
 
     def lists(self, user_id: str, versions: Iterable[str]) -> list[PrecomputedRow]:

@@ -3,7 +3,7 @@
     door ─▶ TenantPlane(plane, caller) ─▶ ids scoped to caller.tenant ─▶ the operations, which know no tenants
                                        ◀─ ids as the caller knows them ◀─
 
-Doors reach operations through it, whoever calls: for the default tenant ids stay as they are, but another tenant's
+Doors reach operations through it for every tenant: the default tenant's ids stay as they are, but another tenant's
 names stay unknown. An operation that gets an id otherwise refuses it (`Recommend`) or needs a tenant to be called.
 """
 

@@ -152,7 +152,7 @@ class ItemFollower:
         return item_id in self._merger.unsettled
 
     def start(self, timeout_s: float = 0.0) -> None:
-        """Load the snapshot, start following, and wait for the topic's end, or until none is read for `timeout_s`."""
+        """Load the snapshot, start following, and wait for the topic's end, or until none comes for `timeout_s`."""
         try:
             self._load()
         except EnvironmentFault as error:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _NUM_AT_ONCE = 100
 """Changes that are applied to all layouts before another thread may use them."""
 _MANY = 8
-"""So many changes are copied from one layout to the others: their columns change at once."""
+"""From this number of changes, columns are computed in one layout and copied to the remaining layouts."""
 
 Change = tuple[str, ItemState | None]
 """An item's id, scoped to its tenant, and its new state; None: it is deleted, or the tenant's whole catalogue is."""

@@ -21,7 +21,7 @@ _NUM_RECENT = 30_000
 
 
 class PatchReader(Protocol):
-    """What a sender of patches asks of its reader of the topic."""
+    """The reader of the topic that a sender of patches needs."""
 
     def patch_of(self, changes: Mapping[str, Any]) -> ItemPatch:
         """Return the header of a patch of the states that are known now."""

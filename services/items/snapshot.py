@@ -56,7 +56,7 @@ def write_snapshot(path: Path, items: LiveItems, positions: Positions, whole_top
 
 
 def read_whole_topic(path: Path) -> str:
-    """Return the id of the topic that has all states of the snapshot at this path; empty if none is known to."""
+    """Return the id of the topic that has all states of the snapshot at this path; empty if no topic is known to."""
     try:
         return path.with_name(_WHOLE).read_text()
     except (OSError, UnicodeDecodeError):

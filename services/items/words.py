@@ -47,7 +47,7 @@ class WordIndex:
     def nearest(self, text: str, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at most `num` items that share a word with a text, nearest first (ties by index): indices and cosines.
 
-        The cosine of two texts is the same whichever text is indexed.
+        The cosine is symmetric: it does not depend on which text is indexed.
         """
         words = _words_of([text])[0]
         squares = self.rarity_W[words].astype(np.float64) ** 2

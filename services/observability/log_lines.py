@@ -4,7 +4,7 @@ Each line is one write to the kernel at the moment it is logged: a killed proces
 flush. A line that cannot be written at once is dropped: a log line must never cost an answer.
 
 The file is for Ray's workers. Ray redirects their output to its own files, and Ray Serve replaces `print`, `sys.stdout`
-and `sys.stderr` there by a logger that buffers a thousand lines, so none of the three is used here.
+and `sys.stderr` there by a logger that buffers a thousand lines, so the file is written directly.
 """
 
 import fcntl

@@ -4,8 +4,8 @@ A name has an order of all replicas that does not change while the replicas do n
 requests go to the first replicas of this order, its homes. All gateways agree on them without talking to each other. A
 name has one home, and gets another when the requests in flight exceed what its homes should hold; it loses that home
 when the remaining ones would be half full for some seconds. Within the homes a session keeps its replica. A replica
-that hangs or fails is no home. While a home loads the model, requests go to the homes that have loaded it, else to any
-replica that has; so after a restart the previous homes answer until the new ones can.
+that hangs or fails stops being a home. While a home loads the model, requests go to the homes that have loaded it,
+else to any replica that has; so after a restart the previous homes answer until the new ones can.
 """
 
 import hashlib

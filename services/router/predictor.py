@@ -25,7 +25,7 @@ _NUM_ERRORS = 12
 _MAX_OUTLIER = 2.0
 _LATE_GROWTH = 1.5
 _PATIENCE_S, _MAX_PATIENCE_S = 1.0, 4.0
-"""Time without observations in which the prediction decays to 0; failures double it."""
+"""Time without observations until the prediction is 0; failures double it."""
 
 
 @dataclass

@@ -34,7 +34,7 @@ def read_secret(path: Path, setting: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """One Redis-protocol server. Without a password file there is no authentication, without a CA file no TLS."""
+    """One Redis-protocol server. A password file turns authentication on, a CA file TLS."""
 
     host: str = "127.0.0.1"
     port: int = 6379
@@ -59,7 +59,7 @@ class RedisAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaAddress:
-    """Brokers as `host:port,host:port`. Without a user there is no authentication, without a CA file no TLS."""
+    """Brokers as `host:port,host:port`. A user turns authentication on, a CA file TLS."""
 
     bootstrap: str
     username: str = ""

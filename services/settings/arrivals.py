@@ -16,7 +16,7 @@ _READ_BYTES = 4_096
 
 
 class ArrivalFile:
-    """The file of one topic in the folder that producers and readers share; None: there is no folder."""
+    """The file of one topic in the folder that producers and readers share; None without a folder."""
 
     def __init__(self, folder: Path | None, topic: str) -> None:
         self._path = None if folder is None else folder / topic

@@ -96,7 +96,7 @@ class _Batches:
         self._rest = memoryview(data)
         self._is_first = True
         self.data = self.tail = self._rest
-        """The bytes of the last batch by its length field; and the response from its start, whatever that length."""
+        """The last batch, cut at its length field; and the whole response from the batch's start."""
         self.verified: DefaultRecordBatch | LegacyRecordBatch | None = None
         """The last batch, if its checksum is right: it is as the broker stores it."""
 

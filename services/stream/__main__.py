@@ -240,7 +240,7 @@ def _eraser(
 
 
 def erasing_files(settings: Settings, logs: Mapping[ErasureStore, OfflineLog[Any]]) -> ErasingFiles:
-    """Return the files from which this worker erases users; each path must be on storage shared with the pipeline."""
+    """Return the files whose users this worker erases; each path must be on storage shared with the pipeline."""
     return ErasingFiles(
         logs=logs,
         offline_log_dir=settings.offline_log_dir,

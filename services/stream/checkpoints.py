@@ -111,7 +111,7 @@ class LogCheckpoints:
             self._log.append(events)
 
     def _saved(self, partition: int, batch: Pending) -> PartitionWrite:
-        """Return the record of what is on disk; the position moves only over records without an effect on rows."""
+        """Return the record of the data on disk; the position moves only over records without an effect on rows."""
         last, applied = batch.last[partition], self._partitions.position(partition)
         at = last.last_position
         is_applied = applied is not None and applied.covers(at)

@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 def saved(position: LogPosition) -> str:
-    """Return the state with the offset up to which the offline log holds a partition."""
+    """Return the state with the end offset of a partition's offline log."""
     return f"{position.topic_id}/{position.offset}"
 
 

@@ -1,6 +1,6 @@
 """Popular items: the number of users per catalogue item within sliding windows, for one log partition.
 
-    ListedItems        the items that may be counted: those of the live catalogue
+    ListedItems        the items that may be counted: the live catalogue
     PopularityCounter  counts an event's touch in each window, and returns each window's best items
       LastTouches      when a user last touched an item
       _Window          twelve buckets by event time and their total

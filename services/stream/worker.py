@@ -71,7 +71,7 @@ class StreamWorker:
 
         `items` lists the items whose popularity is counted. `eraser` erases users from all other stores. `beat`, the
         heartbeat, is called in every iteration, also while a dependency is unavailable, but not while the store's
-        server is a replica: none of this worker's writes would be kept.
+        server is a replica: it would keep no write of this worker.
         """
         self._open_consumer = open_consumer
         self._writer = writer

@@ -135,7 +135,7 @@ class Attempts:
     def pause_s(self, error: TailraceError, chance: float, now_s: float) -> float:
         """Return how long to wait before the next attempt; `chance` is uniform in 0 to 1.
 
-        Raises the error itself if there is no next attempt: a retry would not help, would come too late, or the budget
+        Raises the error itself if no attempt follows: a retry would not help, would come too late, or the budget
         is spent. Its cause is the error of the previous attempt.
         """
         is_late = error.code == "deadline_exceeded"

@@ -2,8 +2,8 @@
 
     token ─▶ key of the issuer by its id ─▶ signature ─▶ claims ─▶ tenant, scopes ─▶ Caller
 
-The issuer's public keys are read at the start, every hour, and for a token that none of them signed, at most every
-ten seconds. While the issuer does not answer, the keys that were read last stay valid. Only asymmetric signatures are
+The issuer's public keys are read at the start, every hour, and, at most every ten seconds, for a token with another
+signature. While the issuer does not answer, the keys that were read last stay valid. Only asymmetric signatures are
 accepted, so an unsigned token, or one signed with a public key as if it were a shared secret, is refused.
 """
 
@@ -38,7 +38,7 @@ _WAIT_S, _FETCH_S = 1.0, 5.0
 _LEEWAY_S = 30.0
 """Allowed difference of the issuer's clock."""
 _MAX_UNIX_S = 1e12
-"""NaN and infinity are no times: a token with one would never expire."""
+"""Larger times, infinity and NaN are refused: such a token would never expire."""
 _ID_CHARS = 16
 _UNREADABLE = (JoseError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
 """Errors for malformed or deeply nested tokens and key sets."""
@@ -134,7 +134,7 @@ class TokenVerifier:
         return InvalidToken(self._issuer.tenant_claim, "not a tenant of this stack", fix)
 
     async def _verified(self, token: str) -> Mapping[str, Any]:
-        """Return the claims of a token that the issuer signed, by keys that are read again if none of them did."""
+        """Return the claims of a token that the issuer signed; read its keys again if no known key verifies it."""
         _check_form(token)
         claims = self._claims_of(token)
         if claims is None:

@@ -88,7 +88,7 @@ class Rollback(Message, frozen=True):
 
 
 class ReleaseStage(Message, frozen=True):
-    """A traffic fraction and the time for which it lasts at least."""
+    """A traffic fraction and its minimum duration."""
 
     share: float
     hold_s: float

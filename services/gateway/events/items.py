@@ -31,7 +31,7 @@ _START_TIMEOUT_S = 15.0
 _FEW = 8
 """Up to this many drafts are checked in the event loop."""
 _MAX_TOGETHER = 200
-"""Records for which the broker has one time limit; larger requests have as many limits as parts of this size."""
+"""Records per part of a request; the broker has the time limit for each part."""
 
 
 class ItemLog(Protocol):
@@ -99,7 +99,7 @@ class ItemOperations:
         If the broker stops acknowledging, the remaining entries are refused too.
 
         Raises InvalidRequest for too many entries or if all are invalid, DependencyUnavailable or Overloaded if the
-        broker has acknowledged none of the valid ones.
+        broker has acknowledged no valid entry.
         """
         _check_num_items(len(drafts))
         checked = await self._checking.run_if(len(drafts) > _FEW, _check_all, drafts)
@@ -130,8 +130,8 @@ class ItemOperations:
     async def patch(self, item_id: str, changes: ItemDraft) -> ItemState:
         """Merge changes into the state of an item, and return the merged state.
 
-        Reads the topic to its current end first. Concurrent changes of an item apply in the topic's order, wherever
-        they were requested; see `services.items.patches`.
+        Reads the topic to its current end first. Concurrent changes of an item through any gateway apply in the topic's
+        order; see `services.items.patches`.
 
         Raises NotFound, InvalidRequest, DependencyUnavailable or Overloaded.
         """
@@ -210,7 +210,7 @@ class ItemOperations:
         return state
 
     async def _record(self, records: Sequence[tuple[bytes, bytes | None]]) -> tuple[int, RetryLater | None]:
-        """Record parts one after the other; return the number of acknowledged records, and why it is not all."""
+        """Record parts in sequence; return the number of acknowledged records, and the error if some are missing."""
         prefix = prefix_of(self._tenant).encode()
         for begin in range(0, len(records), _MAX_TOGETHER):
             part = records[begin : begin + _MAX_TOGETHER]

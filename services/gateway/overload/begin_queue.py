@@ -21,7 +21,7 @@ _DRAIN_SHARE = 0.1
 _MAX_PER_TURN = 8
 _NEWEST_WEIGHT = 0.1
 _LONGEST_TURN_SHARE = 0.5
-"""Of the usual deadline: a longer turn is a stall, which says nothing of the next turn."""
+"""Fraction of the usual deadline: a longer turn is a stall and does not predict the next turn."""
 
 
 _Waiting = tuple[Priority, float, int, float, float, asyncio.Future[bool]]

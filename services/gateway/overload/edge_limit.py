@@ -6,7 +6,7 @@ of the requests in flight, and only requests that arrived afterwards can lower i
 rises, from the requests in flight if more were admitted by another gateway's limit, to at most the requests in flight
 plus the headroom: the further requests that the gateways can work off in a third of the deadline. A burst beyond it
 would wait unread for most of its deadline before the first window shows a wait: therefore the announced limit is at
-most the requests in flight of the last window plus the headroom, and the headroom alone after a pause. A quarter of the
+most the requests in flight of the last window plus the headroom, and only the headroom after a pause. A quarter of the
 headroom is always admitted: if so few wait, other processes have the cores. Latency itself is not a signal: a request
 may wait for the LLM at no cost.
 

@@ -45,7 +45,7 @@ class FairLimit:
         self._began_s, self._num_observed, self._most_in_flight, self._sum_waited_s = now_s, 0, 0, 0.0
 
     def _next(self, num_costs: float) -> int:
-        """Return the limit after a window in which requests waited for this many others on average."""
+        """Return the limit after a window whose requests waited for this many others on average."""
         if num_costs > _TARGET_COSTS:
             share = max(_MOST_FALL, min(_LEAST_FALL, _TARGET_COSTS / num_costs))
             return max(self._least, int(share * min(self.limit, self._most_in_flight)))

@@ -125,7 +125,7 @@ class LoadMonitor:
 
     @property
     def _work_s(self) -> float:
-        """How long the requests at hand take: those that wait to begin and, on such a busy loop, those that have."""
+        """Estimated time to serve the waiting requests and, while some wait, the requests in flight."""
         begun_cpu_s = 0.0 if self.queue.is_empty else self._num_in_flight * (self._served_cpu_s or 0.0)
         return self.queue.delay_s + begun_cpu_s / self._core_share.share
 

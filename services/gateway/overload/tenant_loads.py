@@ -1,8 +1,8 @@
 """What each tenant asks of this gateway, and which of its requests are above its share. Pure: time is an argument.
 
 The capacity is what the gateway served in full while its loop was late. Weighted max-min fairness
-(services/contracts/fairness.py) splits it by what the tenants ask for: their shares. A tenant's lower priorities are
-above its share first. With a single tenant nothing is above it.
+(services/contracts/fairness.py) splits it into the tenants' shares, by their demand. A tenant's lower priorities are
+above its share first. A single tenant is never above its share.
 
     capacity 100    A asks 250, B asks 40, equal weights    shares 60 and 40    190 requests of A are above its share
                     A asks 250, B asks 90                   50 and 50           200 of A, 40 of B
@@ -19,7 +19,7 @@ _AVERAGED_S = 1.0
 """Time constant of the average of a tenant's requests (as in core-stateless fair queueing, Stoica et al., 1998)."""
 _FORGOTTEN = 0.01
 _SHARED = 0.8
-"""The part of the capacity that is split into shares: the rest is room in which a late loop recovers."""
+"""Fraction of the capacity that is split into shares; a late loop recovers in the rest."""
 _SEVERAL = 2
 
 
@@ -56,7 +56,7 @@ class TenantLoads:
         self._num_served += 1
 
     def passed(self, lasted_s: float, *, is_late: bool) -> None:
-        """Record the end of a window, in which the loop was late or not."""
+        """Record the end of a window, and whether the loop was late."""
         kept = math.exp(-lasted_s / _AVERAGED_S)
         self._served, self._num_served = kept * self._served + self._num_served, 0
         self._capacity = _SHARED * self._served if is_late else max(self._capacity, self._served)

@@ -31,8 +31,8 @@ class AnswerRecord:
     """An answered request.
 
     `name` is the name of the answering bundle, `answered_s` is on the clock of the deadline, `now_ms` is Unix time.
-    `variant` names the experiment variants, as impressions do. `routing` is None for a shed request answered from
-    memory: nothing was read or ranked.
+    `variant` names the experiment variants, as impressions do. `routing` is None for a shed request, which is
+    answered from memory without reads or ranking.
     """
 
     request: RecommendRequest

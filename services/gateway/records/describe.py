@@ -80,7 +80,7 @@ def _mix_sentence(explanation: ExplanationRecord) -> str:
 
 
 def _wish_sentence(explanation: ExplanationRecord) -> str:
-    """Return the sentence on the wish: what was read, and how many places it changed."""
+    """Return the sentence on the wish: its understood terms, and how many positions it changed."""
     understood = explanation.understood
     if understood is None:
         return ""

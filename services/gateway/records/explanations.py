@@ -212,7 +212,7 @@ def _mixed(context: RequestContext, result: TierResult | None, tier: Tier) -> li
 def _wish(
     answer: Recommendation, routing: RoutingRecord
 ) -> tuple[list[Any], list[tuple[str, int | None, int | None]]] | None:
-    """Return what was understood, and each item's position without and with the wish; None if none was read."""
+    """Return the understood wish and each item's position without and with it; None if no wish was read."""
     context, understood = routing.context, answer.understood
     if understood is None:
         return None

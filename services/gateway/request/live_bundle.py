@@ -60,7 +60,7 @@ class Student(Protocol):
     def rank(
         self, history: Sequence[int], allowed: np.ndarray, k: int, added: Added | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most k allowed item indices, best first, and their scores, mixed with those that sources `added`.
+        """Return at most k allowed item indices, best first, and their scores, mixed with scores that sources `added`.
 
         `history` holds at least one item index, oldest first; `allowed` is (num_items,) bool. Blocks for about a
         millisecond.
@@ -323,7 +323,7 @@ class LiveBundle:
 
         Blocks while it reads, unless `learn` has read them.
 
-        Raises DependencyUnavailable if nothing is promoted, or the item states are unknown; as `fetch` does if they
+        Raises DependencyUnavailable if no bundle is promoted, or the item states are unknown; as `fetch` does if they
         cannot be read.
         """
         self._check_items()

@@ -155,7 +155,7 @@ class Names:
         return [live for bundle in own for live in bundle.loaded]
 
     async def load_each(self, tenant: str, timeout_s: float) -> AsyncIterator[None]:
-        """Load those of a tenant's names that have a bundle and are not loaded; yield after each.
+        """Load the tenant's names that have a bundle and are not loaded; yield after each.
 
         Raises DependencyUnavailable if they are not loaded within `timeout_s` in all.
         """

@@ -158,7 +158,7 @@ class ItemMarks:
     """The items of one bundle and the newer items of the live catalogue, by mark."""
 
     def __init__(self, live: Live, known: "_Sorted | None" = None) -> None:
-        """Mark the items; takes 0.7 s for a million. `known` are those of the bundle, if they are marked."""
+        """Mark the items; takes 0.7 s for a million. `known` are the bundle's marked items, if any."""
         self._sorted = (known or _NONE_SORTED).with_items(live)
         self._newest: list[int] = []
         self._num_newest_from = self._sorted.num_items

@@ -1,6 +1,6 @@
 """A wish as read, and the items that it excludes from a request. Pure.
 
-Only exclusions limit the items: what a wish wants or likes moves scores. If they leave no item, seen items come back
+Only exclusions limit the items; wanted and liked terms move scores. If they leave no item, seen items come back
 first; then the exclusions are relaxed, and the answer says so.
 """
 

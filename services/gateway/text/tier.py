@@ -136,7 +136,7 @@ class TextTier:
             raise DependencyUnavailable("text", _RETRY_AFTER_S)
 
     def _has_places(self, request: TextRequest, num_places: int) -> bool:
-        """Whether all choices of the request have a place, of those that its priority and its tenant may use."""
+        """Whether the places open to the request's priority and tenant hold all its choices."""
         num_held, num_own = self._num_in_flight, self._in_flight_of.get(request.tenant, 0)
         share = self._load.admission.share_of(request.tenant, request.weight)
         return has_place(num_held + request.n - 1, num_places, num_own + request.n - 1, share)

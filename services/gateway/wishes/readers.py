@@ -124,7 +124,7 @@ class WishReaders:
 def with_new_items(in_use: _InUse, items: ItemLayout) -> _InUse:
     """Return a reader that knows the new items, and the changed words of the bundle's items.
 
-    Earlier readings lack them, so none is kept.
+    Earlier readings lack these titles and are dropped.
     """
     revision = items.text_revision  # read before the words: the next refresh finds concurrent changes
     column = items.columns.texts["categories"]

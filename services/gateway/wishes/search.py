@@ -21,7 +21,7 @@ _NO_TITLES = TitleIndex(())
 
 @dataclass(frozen=True, slots=True)
 class _Indexed:
-    """The titles of a bundle's items, and those that are new or changed as of a revision of words, by item index."""
+    """The titles of a bundle's items, and the titles new or changed as of a revision of words, by item index."""
 
     known: TitleIndex
     num_items: int

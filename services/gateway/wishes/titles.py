@@ -66,7 +66,7 @@ class TitleIndex:
         return (matches_V * (0.9 + 0.1 * covered_V)).astype(np.float32)
 
     def _near(self, word: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ranks of the words that a word may stand for, and how well each matches."""
+        """Return the ranks of the words that a word may mean, and how well each matches."""
         first, end = bisect_left(self._words, word), bisect_left(self._words, word + _AFTER_ALL)
         if first < end:
             places = np.arange(first, end)

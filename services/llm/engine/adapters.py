@@ -103,7 +103,7 @@ class AdapterPool:
             self._use(None)
 
     def _settle(self, now_s: float) -> None:
-        """Empty and write the slots that the table names, until nothing is left to do."""
+        """Empty and write the slots that the table names, until it names no more."""
         while (actions := self._table.next_actions(now_s)).load or actions.unload:
             for key in actions.unload:
                 self._free.append(self._in_slot.pop(key))

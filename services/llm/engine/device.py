@@ -1,6 +1,6 @@
 """An engine's asynchronous work on its device: its stream, and copies between host and device through pinned memory.
 
-On a CPU there is no stream, and tensors are used in place.
+On a CPU, work runs without a stream, and tensors are used in place.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,7 +38,7 @@ class DeviceStream:
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def entered(self) -> AbstractContextManager[object]:
-        """Return a context in which the stream and its device are current for the calling thread. Does not wait."""
+        """Return a context that makes the stream and its device current for the calling thread. Does not wait."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> None:

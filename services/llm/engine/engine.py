@@ -1,15 +1,15 @@
 """The engine: requests are added, and `step` is called until it has returned their outcomes.
 
-One thread, no clock, no I/O. It connects the scheduler (what runs) to the runner (how it is computed). It does not know
-users, item ids, bundles on disk or Ray. An engine serves one version of the weights: its prefix cache is never shared
-between versions.
+One thread, no clock, no I/O. It connects the scheduler (which rows run) to the runner (how they are computed). It does
+not know users, item ids, bundles on disk or Ray. An engine serves one version of the weights: its prefix cache is never
+shared between versions.
 
 An asynchronous engine runs one step ahead: `step` plans the next step while the device is busy, collects the results of
 the running step, starts the planned step and returns the collected outcomes, so that the caller handles them while the
 device runs. A text is planned before its latest token is known; if that token is a stop token, the text is removed from
 the plan before the step starts. With recorded steps, a plan whose texts need nothing from the host (no mask, no
 penalties) starts before the running step is collected: tokens are fed on the device, and anything computed after a stop
-token is dropped. The results equal those of a synchronous engine.
+token is dropped. The results equal a synchronous engine's results.
 """
 
 import hashlib

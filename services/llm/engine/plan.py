@@ -99,7 +99,7 @@ class StepPlan:
 
     @property
     def output_rows(self) -> np.ndarray:
-        """The rows whose hidden states are read, ascending: those of the chunks, then all beams at their level."""
+        """The rows whose hidden states are read, ascending: rows of the chunks, then all beams at their level."""
         ends = np.cumsum([0, *(chunk.num_tokens for chunk in self.chunks)])
         num_rows = ends[-1] + sum(sequence.num_beam_rows for sequence in self.beam_steps)
         read = [np.arange(end - chunk.num_outputs, end) for chunk, end in zip(self.chunks, ends[1:], strict=True)]

@@ -131,7 +131,7 @@ def start_ranks(
 
 
 class EngineRanks:
-    """One rank's connection to the others: all-reduces, and their bytes."""
+    """A rank's connection to all other ranks: all-reduces, and their bytes."""
 
     def __init__(self, meeting: Path, rank: int, num_ranks: int, timeout_s: float, device: torch.device) -> None:
         store, timeout = dist.FileStore(str(meeting), num_ranks), timedelta(seconds=timeout_s)  # type: ignore[attr-defined]
@@ -160,7 +160,7 @@ def all_reduce_bytes(num_bytes: float, num_ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStart:
-    """What a follower needs to build its part of an engine."""
+    """The arguments from which a follower builds its part of an engine."""
 
     folder: Path
     dtype: torch.dtype

@@ -220,7 +220,7 @@ class LlmDeployment:
 
 
 def replica_name() -> str:
-    """Return the name by which routers know this replica; empty outside Ray Serve."""
+    """Return this replica's name in the routers; empty outside Ray Serve."""
     try:
         return serve.get_replica_context().replica_id.unique_id
     except RayServeException:

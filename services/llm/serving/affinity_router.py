@@ -63,7 +63,7 @@ class AffinityRouter(ConsistentHashRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replicas in the order in which they are to be tried."""
+        """Return the replicas in the order of the attempts."""
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         if named := self._named_by(pending_request):
             return named

@@ -1,7 +1,7 @@
 """The graphics card of one replica: checks that it supports the settings, and sizes the engines' KV pools.
 
 Checked when a replica starts, so that unsupported settings fail the start with their names, instead of a later step
-with a compiler's message. On a CPU nothing is rejected and the configured number of blocks applies.
+with a compiler's message. On a CPU every setting is accepted and the configured number of blocks applies.
 """
 
 from dataclasses import dataclass, replace

@@ -172,7 +172,7 @@ class EngineThread:
             self._run_apart(error)
 
     def _run_apart(self, error: Exception) -> None:
-        """Run the requests of each stream again alone; streams that fail again, or had results, end with an error.
+        """Run each stream's requests again by themselves; streams that fail again, or had results, end with an error.
 
         Raises the error of a stream after `_MAX_FAILURES` failures in a row.
         """

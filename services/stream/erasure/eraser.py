@@ -211,7 +211,7 @@ class Eraser:
             self._done(new, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS)
 
     def _answered_ms(self, erasure: Tombstone) -> int:
-        """Return when the last answer to the erased user ended, by the clock then or now, whichever is later."""
+        """Return when the last answer to the erased user ended, by the clock then or now (the later time counts)."""
         gone_ms, gone_s = self._gone[erasure.erasure_id]
         since_ms = int((time.monotonic() - gone_s - self._settle_s) * 1_000)
         return max(gone_ms + int(self._settle_s * 1_000), self._now_ms() - since_ms)

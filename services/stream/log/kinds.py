@@ -38,7 +38,7 @@ class LogKind(Generic[Logged]):
         to_row: Converts an event to a row.
         from_row: Converts a row, which may be changed, to an event.
         is_erased: Whether an erasure of its user covers a row.
-        erased_ids: Returns the id by which erasures name each row's user; null: none can.
+        erased_ids: Returns the id that erasures of each row's user have; null: no erasure can name it.
         time: The column with the time (Unix ms) that `is_erased` compares; empty if it compares positions.
         is_same: Whether a record's value, as the broker has it, is this event.
     """

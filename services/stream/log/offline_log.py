@@ -49,7 +49,7 @@ KEEP_PARTS_S = 3_600.0
 _OPEN_DAYS = 2
 _DAY_S = 86_400.0
 MAX_REMOVED = 256
-"""Maximum number of files that one call of `compact` removes."""
+"""Maximum number of files that a call of `compact` removes."""
 _OF_ONE_FILE = {errno.EIO, errno.EISDIR}
 _SETTLED_S = 60.0
 """A scratch file of this age was left by a crash."""

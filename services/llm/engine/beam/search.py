@@ -1,7 +1,7 @@
 """Beam search: from hidden states to the next beams, or to the items, of all ranking requests of a step.
 
-Requests at the same level are batched, padded to the widest. Scores are log-probabilities over the catalogue's items,
-for which only the level's own code range is computed, or over the whole vocabulary; masks do not change them. Each beam
+Requests at the same level are batched, padded to the widest. Scores are log-probabilities over the catalogue's items
+(computed only over the level's own code range) or over the whole vocabulary; masks do not change them. Each beam
 is a dense tail in addition to the request's shared prompt. No step here waits for the device.
 
 Shape suffixes: R requests, B beams of a request or of the step, W beams of one request, N kept, S codes of the level,

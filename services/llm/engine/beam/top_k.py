@@ -131,7 +131,7 @@ def _log_sums(logits_RC: Tensor, parent_RC: Tensor, end_RB: Tensor) -> Tensor:
 
 
 def _order_of(level: Level, child: Tensor) -> Tensor:
-    """Return the numbers by which children of equal score are ordered."""
+    """Return the sort keys of children with equal scores."""
     return child if level.tie_rank is None else level.tie_rank[child.clamp_min(0)]
 
 

@@ -125,8 +125,8 @@ class AdapterSlots:
     def change(self, layer: int, name: str, x_TI: Tensor, rows: AdapterRows) -> Tensor:
         """Return the adapters' change (T, N) of a joined matrix's output; 0 in rows of the base.
 
-        Each row is multiplied by every slot that the step uses, and by 0 for those of other rows: a few large products
-        instead of many small ones.
+        Each row is multiplied by every slot that the step uses, and by 0 for the slots of other rows: a few large
+        products instead of many small ones.
         """
         matrix = self.layers[layer][name]
         used_U = to_device(np.unique(rows.segments[:, 2]), x_TI.device)

@@ -31,8 +31,8 @@ def rope_and_store(
 ) -> Tensor:
     """Return queries (T, H, K).
 
-    Keys and values of the first P rows are written to their slots, those of the remaining rows to the cells of their
-    tails.
+    Keys and values of the first P rows are written to their slots, the keys and values of the remaining rows to the
+    cells of their tails.
     """
     cos_TK, sin_TK = cos_sin
     num_rows, head_dim = cos_TK.shape

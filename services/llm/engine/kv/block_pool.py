@@ -3,7 +3,7 @@
 Pure bookkeeping over block numbers: no tensors, no requests, no clock. Every block is in exactly one state:
 
     held       reference count > 0; may be cached too (registered under the hash of its content)
-    evictable  reference count 0 and cached: reusable by its hash, or evicted when there are no blank blocks, LRU first
+    evictable  reference count 0 and cached: reusable by its hash, or evicted when no block is blank, LRU first
     blank      reference count 0 and not cached
 """
 

@@ -2,7 +2,7 @@
 
 A draft continues an earlier occurrence of the text's last n tokens: in its prompt, in the text so far, or in a recent
 text of the same cache scope. A draw depends only on logits, seed and position, so a draft is right if it is the token
-that the step draws at its position. Texts equal those of plain decoding, sampled or greedy.
+that the step draws at its position. Texts equal the texts of plain decoding, sampled or greedy.
 
 The number of drafts maximises the expected tokens per second, from the measured acceptance and the measured times of
 steps. So drafts end where they do not pay: in large batches, and in texts that repeat nothing. Pure: no torch and no
