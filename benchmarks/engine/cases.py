@@ -23,7 +23,7 @@ class Case:
     """A timed case: `num_new` tokens each after `batch` prompts, or beams of `width` over codes of three levels.
 
     `lengths`, if given, are the pairs of prompt length and number of new tokens. `scores` are the tokens among which
-    beams are normalised. With `is_cached` each run has the same prompts, of which the first run's blocks are cached.
+    beams are normalised. With `is_cached` each run has the same prompts, whose blocks the first run caches.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Requests of names in memory beside those of a gateway with one name: each in a process of its own, in turn.
+"""Requests of names in memory against requests of a gateway with one name: each in a process of its own, in turn.
 
 While one process is measured the other is stopped (SIGSTOP), so that neither takes time from the other, and both meet
 the same spells of a machine's noise.

@@ -207,7 +207,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def parquet_values(content: bytes) -> bytes:
-    """Return the values of a Parquet file as JSON; a digest may follow it. Nothing of an unfinished file."""
+    """Return the values of a Parquet file as JSON; a digest may follow it. Empty for an unfinished file."""
     table = content[: content.rfind(_PARQUET) + len(_PARQUET)]
     try:
         rows = pq.ParquetFile(BytesIO(table)).read().to_pylist()

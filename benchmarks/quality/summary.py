@@ -83,7 +83,7 @@ class QualityRun:
         return hit_rate(chosen, 10) if key.startswith("hr") else float(gains(chosen, 10).mean())
 
     def is_routed(self) -> np.ndarray:
-        """Return for which users the run's bundle would call the LLM: those whose history length has a proven gain."""
+        """Return the users for the LLM in the run's bundle: the history lengths with a proven gain."""
         paying = histories_that_pay(self.evaluation["gain"], self.llm_price_ndcg_per_ms)
         routed = np.zeros_like(self.slices["all"])
         for name in paying:

@@ -6,8 +6,8 @@ Uses the running stack of this environment's settings; `--up` starts one and sto
 a time over one connection, alternating kinds, so that a slow moment affects all. `cost`: answers by the LLM or, for
 users with one, the cheaper stored list, singly, in a batch and in `tailrace recommend`. The cost is the processor
 seconds of all of the stack's processes above idle; for `tailrace recommend` of its process, without the start of
-Python and engine. One core provides one processor second per second; on a busy machine, where other tiers answer, there
-is no rate.
+Python and engine. One core provides one processor second per second; on a busy machine, where other tiers answer, the
+rate is absent.
 """
 
 import argparse

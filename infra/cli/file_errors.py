@@ -20,7 +20,7 @@ _FIXES = {
     ),
 }
 _OF_THE_PATH = (errno.ENOENT, errno.EISDIR)
-"""Also the errors of a defect; a user's path causes them only if it does not exist, or is no file."""
+"""Also the errors of a defect; a user's path causes them only if it does not exist, or is not a file."""
 
 
 def described(failure: Exception, words: Sequence[str], settings: Mapping[str, Path]) -> str | None:

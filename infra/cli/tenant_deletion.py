@@ -181,7 +181,7 @@ def _in_redis(settings: "Settings", tenant: str) -> Iterator[str]:
     with redis_as_dependency():
         for key in client.scan_iter(match=b"*" + prefix.encode() + b"*", count=1_000):
             user_id = entities_of(key, project)[USER_ID.name]
-            if user_id.startswith(prefix):  # another tenant's id may end with this one
+            if user_id.startswith(prefix):  # another tenant's id may end with this id
                 yield user_id
         for _, _, record in each_explanation(client):
             if _mark_of(prefix) in record:
@@ -285,7 +285,7 @@ def _rewrite_file(settings: "Settings") -> bool:
 
 
 def _drop_explanations(settings: "Settings", tenant: str) -> None:
-    """Remove the tenant's explanations; those of its users are removed by their erasures too."""
+    """Remove the tenant's explanations; its users' erasures remove their explanations too."""
     from services.contracts.tenant import prefix_of
     from services.features.explanations import remove_explanations
     from services.settings.redis_clients import open_redis

@@ -17,7 +17,7 @@ from services.observability.node_metrics import render_metrics
 from services.settings.settings import Settings
 
 _NO_MORE_STARTS = ("ready", "untrained", "stopping", "store")
-"""Stages in which the stack adds no part."""
+"""Stages that add no part to the stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

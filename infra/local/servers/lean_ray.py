@@ -121,6 +121,6 @@ def _start_nothing(node: Any, *_arguments: object, **_options: object) -> None:
 
 
 def _replace(owner: Any, name: str, method: Any) -> None:
-    """Replace a method. Raises AttributeError if this version has none of this name."""
+    """Replace a method. Raises AttributeError if this version lacks it."""
     getattr(owner, name)
     setattr(owner, name, method)

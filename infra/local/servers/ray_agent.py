@@ -1,4 +1,4 @@
-"""Stand in for the agent of Ray's dashboard, for which Ray's node server waits: `ray_agent.py --session-dir=DIR ...`.
+"""Replace the agent of Ray's dashboard, which Ray's node server waits for: `ray_agent.py --session-dir=DIR ...`.
 
 Without the dashboard the agent only imports Ray, a second of the start, and then says that it has no ports. This says
 the same, and ends with the node server. Standard library only. The agent was read in ray 2.60.0.

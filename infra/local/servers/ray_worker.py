@@ -1,8 +1,8 @@
 """Become a worker process of Ray: Ray's node server starts this program in place of Ray's `setup_worker.py`.
 
-That one imports Ray, sets variables, and starts Python again, which imports Ray a second time: 0.4 s of processor time
-a worker. This one sets the same variables in the process that becomes the worker, and lets its imports collect garbage
-rarely, until the actor has started. Standard library only. The two programs were read in ray 2.60.0.
+Ray's program imports Ray, sets variables, and starts Python again, which imports Ray a second time: 0.4 s of processor
+time a worker. This program sets the same variables in the process that becomes the worker, and lets its imports collect
+garbage rarely, until the actor has started. Standard library only. The two programs were read in ray 2.60.0.
 """
 
 import argparse
