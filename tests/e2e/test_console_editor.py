@@ -112,7 +112,7 @@ def test_a_surface_is_tried_boosted_and_saved(page: Page, stack: Stack) -> None:
 
 
 def test_a_form_writes_into_the_draft(page: Page, stack: Stack) -> None:
-    """The form shows the text's fields and writes into the text, which keeps unsupported fields and alone is saved."""
+    """The form edits the text's fields; only the text is saved, with the fields that the form does not support."""
     kept = '{ must_not = [{ key = "categories", eq = "Drama" }] }'
     write_draft(page, f"# of a test\n[row]\nk = 3\n[row.rules]\nblocks = [{kept}]\n", "row", new_user_id())
     page.get_by_label("for the user").press("Tab")
@@ -154,7 +154,7 @@ def test_a_save_over_another_edit_is_refused(browser: Browser, stack: Stack) -> 
 
 
 def test_a_user_is_erased_after_a_second_question(page: Page, stack: Stack) -> None:
-    """Escape cancels the erasure; the receipt lists each store, and the next answer uses nothing of the user's past."""
+    """Escape cancels the erasure; the receipt lists each store, and the next answer ignores the user's history."""
     user_id = visitor(stack)
     page.get_by_label("User id", exact=True).fill(user_id)
     page.get_by_role("button", name="Erase…").click()

@@ -75,7 +75,7 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def made(interrupted: Interruption, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Secured:
-    """The interrupted stack with other settings, of which only the public ports are its own; not started."""
+    """The interrupted stack with other settings, not started; it keeps its state folder and public ports."""
     folder, ca = tmp_path_factory.mktemp("secured"), trustme.CA()
     (folder / "password").write_text("a,pass=word\n")
     issue(ca, folder / "tls")

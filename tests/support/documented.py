@@ -80,7 +80,7 @@ def _tailrace(arguments: list[str]) -> list[str]:
         if rest[0] not in command.commands:
             return [f"tailrace has no {rest[0]}"]
         command, rest = command.commands[rest[0]], rest[1:]
-    if command.context_settings.get("ignore_unknown_options"):  # its options are those of a benchmark
+    if command.context_settings.get("ignore_unknown_options"):  # it takes a benchmark's options
         return _benchmark(*(("faults", rest) if command.name == "chaos" else ("".join(rest[:1]), rest[1:])))
     options = {"--help", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
     given = [word.partition("=")[0] for word in rest if word.startswith("-") and word != "--"]

@@ -13,7 +13,7 @@ from services.items.patches import PATCH_HEADER, PatchMerger
 
 
 class ItemTopic:
-    """The records, and the states of those that are read so far."""
+    """The records, and the item states from the records that are read so far."""
 
     def __init__(self, topic_id: str = "t1") -> None:
         self.topic_id = topic_id

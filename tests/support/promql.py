@@ -1,4 +1,4 @@
-"""The series in a PromQL expression and those that this project exports: no query may name an absent series."""
+"""The series of a PromQL expression and the series that this project exports: no query may name an absent series."""
 
 import json
 from collections.abc import Iterator

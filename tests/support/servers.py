@@ -140,7 +140,7 @@ S3_KEYS = ("a-key", "a-secret")
 
 
 def object_environment(server: Server) -> dict[str, str]:
-    """Return the variables with which a process reaches this object store."""
+    """Return the environment variables that a process needs to reach this object store."""
     key, secret = S3_KEYS
     reach = {"AWS_ENDPOINT_URL": f"http://{server.address}", "AWS_REGION": "us-east-1"}
     return reach | {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}

@@ -61,7 +61,7 @@ def test_an_id_that_redis_file_compresses_is_found(rig: Rig) -> None:
 
 
 def test_an_id_in_a_record_of_any_topic_is_found(rig: Rig) -> None:
-    """In the key, in the value, in a header; a record that names no id is none of them."""
+    """In the key, in the value, in a header; a record without the id is not found."""
     producer = KafkaProducer(bootstrap_servers=rig.settings.kafka_bootstrap, max_block_ms=10_000)
     records = (
         (ID.encode(), b"v", []),

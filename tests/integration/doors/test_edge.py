@@ -338,7 +338,7 @@ def test_a_tenant_beyond_twice_the_fair_limit_is_refused(
 ) -> None:
     """The fair limit holds below the limit, and only for the tenant with as many in flight.
 
-    Alone, a tenant may have more in flight.
+    While no other tenant sends requests, a tenant may have more in flight.
     """
     with two_tenants(tmp_path / "edge", ca, doors) as (edge, http, ask), ThreadPoolExecutor(24) as pool:
         http.get("/limit/99,2")
@@ -362,7 +362,7 @@ def test_a_tenant_beyond_twice_the_fair_limit_is_refused(
 def test_a_flood_has_no_more_than_the_fair_limit_in_flight(
     tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
 ) -> None:
-    """Requests beyond it are refused, and those of the other tenant are not."""
+    """Requests beyond it are refused; the other tenant's requests are answered."""
     with two_tenants(tmp_path / "edge", ca, doors) as (edge, http, ask), ThreadPoolExecutor(24) as pool:
         http.get("/limit/99,2")
         wait_for(lambda: edge.announced() == "99", what="the limit")

@@ -66,7 +66,7 @@ def catalogue_for(tenant: str) -> Catalogue:
 
 
 class TenantsMachine(RuleBasedStateMachine):
-    """The calls of three callers in any order; what one wrote, and what it guessed of the others' ids."""
+    """The calls of three callers in any order, and the ids that each caller has made."""
 
     def __init__(self, valkey: Server, folder: Path) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class TenantsMachine(RuleBasedStateMachine):
 
     @rule(caller=st.sampled_from(CALLERS), is_rpc=st.booleans())
     def batch(self, caller: str, *, is_rpc: bool) -> None:
-        """Recommend for two users, the second of whom cannot exist."""
+        """Recommend for two users; the second request is invalid."""
         client = self.rpc if is_rpc else self.rest
         asked = {"requests": [{"user_id": "u", "k": 2, "deadline_ms": 4_000}, {"user_id": "x", "surface": "none"}]}
         self.call(caller, asked, lambda: client.batch(asked, bearer(marked(caller, "key"))), cost=2)
@@ -329,7 +329,7 @@ class TenantsMachine(RuleBasedStateMachine):
         return self.call(caller, dict(enumerate(sent)), lambda: self.rpc.call(getattr(stub, method), message, headers))
 
     def count(self, caller: str, is_refused: bool, cost: int) -> None:
-        """The quota is the tenant's own: the others' calls use nothing of it."""
+        """Only the tenant's own calls use up its quota."""
         if is_refused:
             assert caller == "acme"
             assert self.calls[caller] + cost > QUOTA
@@ -338,7 +338,7 @@ class TenantsMachine(RuleBasedStateMachine):
             assert caller != "acme" or self.calls[caller] <= QUOTA
 
     def check(self, caller: str, text: str, sent: list[str]) -> None:
-        """Nothing of another caller's is in an answer or its log lines, but what was sent."""
+        """An answer and its log lines contain another caller's data only where the request sent it."""
         for value in sorted(sent, key=len, reverse=True):
             text = text.replace(value, "").replace(json.dumps(value)[1:-1], "")
         for other in CALLERS:

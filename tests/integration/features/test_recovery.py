@@ -84,7 +84,7 @@ class Life:
     """A topic, a log and a store with crashing workers, a restored store and a truncated topic, by a list of faults.
 
     A fault strikes at the end of its turn: turns are the worker's reads, writes and commits in sequence. Workers crash
-    only beside a broker that knows its leader epochs: otherwise the last second, applied but not logged, may be
+    only with a broker that knows its leader epochs: otherwise the last second, applied but not logged, may be
     replaced unnoticed.
     """
 

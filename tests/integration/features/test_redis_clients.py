@@ -183,7 +183,7 @@ async def test_a_wrong_or_missing_password_is_named(pair: Pair, tmp_path: Path) 
 
 
 async def test_each_client_follows_a_failover_whose_old_primary_lives_on(pair: Pair, tmp_path: Path) -> None:
-    """The old primary keeps its connections, refuses writes and serves stale reads; each client finds the new one."""
+    """The old primary keeps connections, refuses writes and serves stale reads; each client finds the new primary."""
     async with clients(pair, tmp_path) as calls:
         await asyncio.to_thread(pair.fail_over)
         await asyncio.sleep(1.1)  # a connection asks for its server's role once a second

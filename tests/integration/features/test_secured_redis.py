@@ -154,7 +154,7 @@ def test_a_refused_rewrite_of_the_file_is_not_a_done_rewrite(
 
 
 def test_a_rewrite_begins_after_the_end_of_another(address: RedisAddress, tmp_path: Path) -> None:
-    """The file of a running rewrite may hold data that was removed since it began, and is no refusal."""
+    """A running rewrite's file may hold data that was removed since it began: the state is busy, not refused."""
     erasing = ErasingWriter(repo(address, tmp_path / "f"))
     with redis.Redis(**client_options(address)) as client:
         client.set("removed", "user")

@@ -235,7 +235,7 @@ def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: S
 def test_a_recreated_topic_does_not_replace_a_damaged_snapshot(
     tmp_path: Path, broker: Server, ending: str, loss: str
 ) -> None:
-    """Hidden items are unknown until the file is restored or removed; nothing is written over it meanwhile.
+    """Hidden items are unknown until the file is restored or removed; until then no snapshot overwrites it.
 
     Also if the snapshot was written after the loss: the states from before are in no topic.
     """
@@ -425,7 +425,7 @@ def test_a_reader_that_is_behind_says_how_far_and_for_how_long(
 def test_an_import_awaits_its_reader_as_long_as_it_reads(
     broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the reader needs for all records; a reader that reads none is given up."""
+    """The import waits while the reader makes progress, and gives up when the reader stops."""
     monkeypatch.setattr("services.items.follower._MAX_RECORDS", 1)
     monkeypatch.setattr("pipelines.imports.delivered._STALL_S", 2.0)
     make_topic(broker)

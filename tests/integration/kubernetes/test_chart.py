@@ -52,7 +52,7 @@ def refusal(*options: str) -> str:
 
 
 def by_name(things: Things) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return objects by kind and name, each of which is unique."""
+    """Return objects by kind and name; no two objects share both."""
     named = {(thing["kind"], thing["metadata"]["name"]): thing for thing in things}
     assert len(named) == len(things)
     return named

@@ -294,7 +294,7 @@ def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, object_stor
 
 @pytest.mark.parametrize("num_names", [3, 30])
 def test_one_look_at_the_records_finds_the_changed_names(url: str, tmp_path: Path, num_names: int) -> None:
-    """The records of few names are looked at one by one, those of many are listed."""
+    """The store checks the records of few names one by one, and lists the records of many names."""
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     publish(here, tmp_path, "v1", "v2")
     names = [f"name-{number}" for number in range(num_names)]

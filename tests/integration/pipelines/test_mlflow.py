@@ -82,7 +82,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for all tests, each of which uses its own run names."""
+    """A server for all tests; each test uses its own run names."""
     if shutil.which("mlflow") is None:
         pytest.skip(
             "no command `mlflow`: its server is too large for the lock; install it apart, for example by `uv tool "

@@ -216,7 +216,7 @@ def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pai
 def test_each_night_starts_from_the_last_whole_training(
     tmp_path: Path, copied_state: Callable[[Path], Places], options: PipelineOptions, depth: int
 ) -> None:
-    """With few events on two nights, both trainings start from the first bundle, which is kept whatever its age."""
+    """With few events on two nights, both trainings start from the first bundle, which is kept at any age."""
     places, events = replace(copied_state(tmp_path / "state"), keep_bundles=1), tmp_path / "events.csv"
     bundles, codes = BundleStore(places.bundle_root), CodesOptions(depth=depth)
     published = [bundles.live_version()] if depth == 1 else []

@@ -50,7 +50,7 @@ def optimised(places: Places, recipes: str, **options) -> tuple[Optimised, str]:
 
 
 def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
-    """Children have parent, recipe, report and picture; the table has reasons; none is promoted unasked."""
+    """Children have parent, recipe, report and picture; the table has reasons; no child is promoted unasked."""
     store = BundleStore(places.bundle_root)
     parent = store.live()
 

@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(position: int, 
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(tmp_path: Path) -> None:
-    """On a full file system the stage fails with the intact file from which the next run resumes."""
+    """On a full file system the stage fails and names the intact file, where the next run resumes."""
     saved = Checkpoints(tmp_path, "train", 60)
     saved.save(STATE)
 

@@ -18,7 +18,7 @@ from tests.support.wait import until
 
 @pytest.fixture
 async def scene(running_ray, tmp_path: Path) -> AsyncIterator[ReplicaScene]:
-    """A scene in which both replicas are known and hold no model, with room for two of six names."""
+    """A scene with two known replicas that hold no model and have room for two of six names."""
     async with replica_scene(replica_settings(tmp_path)) as scene:
         yield scene
 

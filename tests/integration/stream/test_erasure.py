@@ -125,7 +125,7 @@ def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
 
 
 def test_a_tenant_whose_id_ends_with_anothers_is_not_the_other(rig: Rig) -> None:
-    """The search for a deleted tenant's users and items finds none of a tenant such as coffee-shop for shop."""
+    """The search for the users and items of tenant acme skips tenant eu-acme."""
     settings = rig.settings = rig.settings.model_copy(update={"names": "default,eu-acme.default"})
     publish_bundle(settings.bundle_root, "v1")
     BundleStore(settings.bundle_root, "eu-acme.default").promote("v1")

@@ -80,7 +80,7 @@ def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
 
 
 def test_events_wait_while_the_store_is_unavailable(rig: Rig, valkey: Server) -> None:
-    """While Redis is stopped nothing is lost, logged or committed and the lag counts it; then all is applied once."""
+    """While Redis is stopped, events are neither logged nor committed, and count as lag; then each is applied once."""
     rig.start_worker()
     rig.send(click(1))
     wait_for(lambda: rig.rows("u"), what="first event")
@@ -118,7 +118,7 @@ def test_a_misplaced_record_of_any_size_stops_nothing(rig: Rig) -> None:
 def test_events_wait_while_the_disk_is_full(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events are applied until the log's buffer is full; then polling pauses while heartbeats and leases continue.
 
-    Nothing is committed meanwhile. Once the disk has room, all events are logged and applied once, also those whose
+    No offset is committed meanwhile. Once the disk has room, all events are logged and applied once, also those whose
     worker ended.
     """
     disk = FullDisk(monkeypatch)
@@ -150,7 +150,7 @@ def applied(rig: Rig) -> float:
 
 
 def test_a_recreated_topic_is_read_from_its_start(rig: Rig) -> None:
-    """If the broker restarts without its topics, new events extend the old rows, and none is skipped."""
+    """If the broker restarts without its topics, new events extend the old rows, and no event is skipped."""
     rig.start_worker()
     rig.send(*(click(number) for number in range(5)))
     wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].num_events == 5, what="first life")

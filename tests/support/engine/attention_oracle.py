@@ -166,7 +166,7 @@ def most(device: torch.device) -> float:
 
 
 def sample(number: int) -> list[Case]:
-    """Return this number of cases, the first of which cover the most pairs of values."""
+    """Return this number of cases; the first cases cover the most pairs of values."""
     left, chosen, covered = list(CASES), list[Case](), set[object]()
     while left and len(chosen) < number:
         best = max(left, key=lambda case: len(_pairs(case) - covered))

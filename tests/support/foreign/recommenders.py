@@ -93,7 +93,7 @@ def write_model(folder: Path, family: str, vocab_size: int, **changes: int) -> N
 
 
 def random_sids(num_items: int, depth: int = 3, num_shared: int = 6) -> dict[str, list[str]]:
-    """Return SIDs of items, a few of which share a code; most prefixes of two codes have one third code."""
+    """Return SIDs of items; a few items share a code, and most prefixes of two codes have one third code."""
     draw = np.random.default_rng(3)
     codes = [tuple(draw.integers(0, LEVEL_SIZE, depth).tolist()) for _ in range(num_items)]
     codes[-num_shared:] = codes[:num_shared]

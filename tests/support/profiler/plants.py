@@ -4,7 +4,7 @@
 
 Each kind is a small user-style program whose bottleneck is known by construction: large products, large elementwise
 operations, collectives between two processes, thousands of tiny operations, a generator that sleeps, and steps without
-a dominant kind. It knows nothing of the profiler under test. It writes FOLDER/STYLE.json, and for communication also
+a dominant kind. It does not import the profiler under test. It writes FOLDER/STYLE.json, and for communication also
 the second rank's STYLE.1.json.
 """
 
@@ -74,7 +74,7 @@ def mean_of_squares(rows: torch.Tensor) -> torch.Tensor:
 def wide_layers() -> Step:
     """A training step of wide layers on a large batch, without activations, biases and an optimizer's work.
 
-    What is left beside the products stays far below a tenth on a busy machine too.
+    Other work than the products stays far below a tenth of the time, also on a busy machine.
     """
     width = 1024
     net = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(3)))

@@ -110,7 +110,7 @@ class Pods:
         return "".join(log.stdout + log.stderr for log in done)
 
     def url(self, service: str, port: str) -> str:
-        """Return the HTTP address behind a Service's port: that of the one pod that it selects."""
+        """Return the HTTP address behind the port of a Service that selects a single pod."""
         spec = the(self._things, "Service", service)["spec"]
         (pod,) = [pod for pod in pods(self._things) if matches({"matchLabels": spec["selector"]}, pod.labels)]
         (wanted,) = [candidate for candidate in spec["ports"] if candidate["name"] == port]

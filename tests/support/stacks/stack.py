@@ -38,7 +38,7 @@ PORTS = (
     *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
 )
 PORTS_WIDTH = 64
-"""As wide as Ray's own port windows, so that no two overlap; the system assigns none of these ports to others."""
+"""As wide as Ray's own port windows, so that no two overlap; the system assigns these ports to no other process."""
 AGAIN_WHEN_REFUSED = (
     "grpc.service_config",
     json.dumps(

@@ -63,7 +63,7 @@ def publish_bundle(root: Path, version: str, seed: int = 0, num_items: int = 30)
 
 
 def live_store(root: Path, folder: Path, version: str, about: dict[str, Any], *more: Any) -> BundleStore:
-    """Return a store in which this folder's content is live under this version."""
+    """Return a store whose live bundle has this folder's content and this version."""
     store = BundleStore(root)
     store.publish(folder, version, about, *more)
     store.promote(version)

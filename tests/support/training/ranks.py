@@ -49,7 +49,7 @@ def train_with_another(
     progress: Progress,
     mesh: Mesh,
 ) -> None:
-    """Train a decoder over a mesh in which one rank has another folder of `tokens`, or other option fields."""
+    """Train a decoder over a mesh where one rank has another folder of `tokens`, or other option fields."""
     if mesh.rank == other_rank:
         tokens = other.pop("tokens", tokens)
         options = replace(options, **other)

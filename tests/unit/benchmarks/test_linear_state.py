@@ -54,7 +54,7 @@ def _naive(state: np.ndarray, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @pytest.mark.parametrize("length", [1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 3 * CHUNK_TOKENS - 5])
 def test_chunks_equal_single_steps_and_a_naive_loop(length: int) -> None:
-    """Outputs and last state agree within 1e-5 in fp32, whatever the length is of chunks."""
+    """Outputs and last state agree within 1e-5 in fp32, also if the last chunk is shorter."""
     state, *parts = _inputs(length)
     chunked, last = delta_rule(state, *parts)
     stepped, outputs = state, []

@@ -34,7 +34,7 @@ ID = "user-müller/4711"
     ids=["raw", "json", "python", "hex", "upper hex", "base64", "base64 of URLs", "numpy", "url"],
 )
 def test_an_id_is_found_in_each_encoding_at_any_place(encoded, before: str) -> None:
-    """An id inside a longer text, whatever its offset, is found; another id is not."""
+    """An id inside a longer text is found at any offset; another id is not."""
     content = b"\xff\x00" + encoded(f"{before}{ID} and more") + b"\xff"
 
     assert text_sought(ID).context_in(content)

@@ -23,7 +23,7 @@ def test_a_reader_of_some_wishes_is_compared_on_these_wishes_only() -> None:
 
 
 def test_the_slots_of_a_wish_are_the_right_answer() -> None:
-    """What a phrasing wants, refuses and takes as an example are the three lists that the LLM learns to write."""
+    """The LLM learns to write three lists: the values that a phrasing wants, refuses and takes as examples."""
     given = {"a": "comedy", "date": "1990s", "x": "horror", "title": "Paper Moons"}
     wish = Wish("turn", 0, "", (), np.zeros(1, dtype=bool), np.zeros(1, dtype=bool), given)
     assert answer_of(wish) == '{"must": ["comedy", "1990s"], "must_not": ["horror"], "liked": ["Paper Moons"]}'

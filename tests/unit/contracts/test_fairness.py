@@ -14,7 +14,7 @@ STEP = Fraction(1, 100)
 
 
 def poured(wanted: dict[str, int], weights: dict[str, int], capacity: Fraction) -> dict[str, Fraction]:
-    """Return what each tenant gets if all get a little in turn, by weight, until it is enough or nothing is left."""
+    """Return tenants' parts if all get a little in turn, by weight, until all have enough or no capacity remains."""
     got = dict.fromkeys(wanted, Fraction(0))
     while hungry := [tenant for tenant in wanted if got[tenant] < wanted[tenant]]:
         step = min(STEP, *((wanted[tenant] - got[tenant]) / weights[tenant] for tenant in hungry))
@@ -30,7 +30,7 @@ def poured(wanted: dict[str, int], weights: dict[str, int], capacity: Fraction) 
 
 @given(wanted=WANTED, weights=WEIGHTS, percent=st.integers(0, 120))
 def test_the_level_is_where_a_slow_pour_ends(wanted: dict[str, int], weights: dict[str, int], percent: int) -> None:
-    """Each tenant gets as much as in the simulation, and nothing is left while anybody wants more."""
+    """Each tenant gets as much as in the simulation, and no capacity remains while a tenant wants more."""
     capacity = Fraction(sum(wanted.values()) * percent, 100)
 
     level = fair_level(wanted, weights, capacity)
@@ -65,7 +65,7 @@ def test_tenants_with_work_get_equal_service_for_their_weights(
 
 
 def test_an_idle_tenant_is_owed_nothing_and_owes_nothing_twice() -> None:
-    """A tenant that comes late is next, then they take turns; the work of the other alone delays neither."""
+    """A tenant that comes late is next, then they take turns; earlier work of a single tenant delays neither."""
     order = FairOrder()
     for _ in range(100):
         order.charge(order.next("a"), 1, 1)
@@ -91,7 +91,7 @@ def test_tenants_that_left_take_no_memory() -> None:
 
 
 def test_a_free_place_is_for_anybody_and_a_share_is_kept_for_its_owner() -> None:
-    """A tenant alone may hold all places and no more; another takes its share although none is free."""
+    """A single tenant may hold all places and no more; another tenant takes its share although no place is free."""
     assert [has_place(held, 8, held, 1.0) for held in (0, 7, 8)] == [True, True, False]
     assert [has_place(8 + own, 8, own, 0.5) for own in range(6)] == [True] * 4 + [False] * 2
     assert has_place(8, 8, 0, 0.001)

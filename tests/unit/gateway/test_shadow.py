@@ -168,7 +168,7 @@ async def test_a_request_that_the_candidate_refuses_has_its_answer(releasing: Wo
 
 
 async def test_without_a_release_there_is_no_candidate(releasing: World, tmp_path: Path) -> None:
-    """Nothing is sampled after the release has ended."""
+    """No request is sampled after the release has ended."""
     BundleStore(tmp_path / "bundles").end_canary(CANDIDATE)
     await releasing.plane.names.of(None).refresh()
 

@@ -92,7 +92,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_each_tenant_is_answered_by_its_own_bundle(world: World, door: Door) -> None:
-    """The same request gets each tenant's version; the features read are those of the tenant's user."""
+    """The same request gets each tenant's version, with the features of the tenant's own user."""
     del world.features.users[scoped("bolt", "long")]
 
     answers = [(await door.recommend(ASKED, bearer(key))).body for key in ("op", *TENANTS)]
@@ -169,7 +169,7 @@ async def test_a_request_under_way_is_answered_when_its_tenant_is_no_longer_admi
 
 
 async def test_a_tenant_is_deleted_while_its_name_is_loaded(tmp_path: Path) -> None:
-    """The load ends, and other names load after it; nothing of the deleted catalogue is kept or comes back."""
+    """The load ends, and other names load after it; the deleted catalogue is removed and does not return."""
     root, gate, begun = tmp_path / "bundles", Event(), Event()
     publish(root, "v1", catalogue_of())
     for tenant in TENANTS:
@@ -353,7 +353,7 @@ async def test_impressions_carry_their_tenant(world: World, door: Door) -> None:
 
 
 async def test_popularity_of_a_tenant_comes_from_its_own_users(world: World, rest: RestClient) -> None:
-    """Users per window are counted by tenant: the default tenant's are not those of a tenant, nor the reverse."""
+    """Users per window are counted for each tenant separately, the default tenant included."""
     world.features.popular = [("i19", 900.0), (scoped("acme", "i18"), 900.0)]
     await world.plane.popular.refresh()
 

@@ -69,7 +69,7 @@ def catalogue_of(num_items: int = NUM_ITEMS) -> Catalogue:
 
 
 def ring_of(num_items: int) -> SimilarTable:
-    """Return a table in which an item's neighbours are the next three items by index, modulo the number of items."""
+    """Return a table where an item's neighbours are the next three items by index, modulo the number of items."""
     neighbours = (np.arange(num_items)[:, None] + np.arange(1, 4)) % num_items
     return SimilarTable(neighbours.astype(np.int32), np.tile(np.array([0.75, 0.5, 0.25], np.float16), (num_items, 1)))
 

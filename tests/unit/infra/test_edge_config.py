@@ -113,7 +113,7 @@ def test_the_edge_s_own_errors_have_the_doors_envelopes() -> None:
 
 
 def test_only_tenants_whose_calls_are_admitted_count_in_the_mean_weight(tmp_path: Path) -> None:
-    """A deleted or suspended tenant with a large share takes nothing from the parts of the others."""
+    """A deleted or suspended tenant with a large share takes nothing from other tenants' parts."""
     write_keys(tmp_path / "keys.json", KeysFile(keys=(stored_key("shop", Scope.RECOMMEND, tenant="acme"),)))
     tenants = [StoredTenant(id="acme"), StoredTenant(id="bolt", share=3)]
     ended = {"gone": TenantState.DELETED, "paused": TenantState.SUSPENDED}

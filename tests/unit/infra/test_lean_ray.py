@@ -84,7 +84,7 @@ def test_the_agent_has_no_ports_and_ends_with_the_node_server(tmp_path: Path) ->
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -22,7 +22,7 @@ TOKEN = ["environment", "--standby-host", "10.0.0.1", "--token-file", "absent.to
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, module: str, words: list[str]) -> object:
-    """Return the exit code, or the line, with which a module's `main` ends."""
+    """Return the exit code or the last line of a module's `main`."""
     monkeypatch.setattr(sys, "argv", [module, *words])
     handler = signal.getsignal(signal.SIGTERM)
     try:

@@ -1,4 +1,4 @@
-"""`tailrace up`: what is checked before anything starts."""
+"""`tailrace up`: the checks before any process starts."""
 
 from pathlib import Path
 

@@ -79,7 +79,7 @@ class Gateway:
                 self.num_read = record.offset + 1
 
     def begin_again(self) -> None:
-        """Continue as a process that starts with a snapshot of this one."""
+        """Continue as a new process that starts with this process's snapshot."""
         self.merger = PatchMerger()
         self.merger.begin(TOPIC_ID, {0: self.num_read})
 

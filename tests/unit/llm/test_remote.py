@@ -91,7 +91,7 @@ def ids(answer: Recommendation) -> list[str]:
 
 
 async def test_the_servers_items_are_the_answer(world: World, recommender: Recommender) -> None:
-    """A user with history gets the server's items by score, without those that the bundle does not know."""
+    """A user with history gets the server's items by score, without items that the bundle does not have."""
     answer = await world.recommend("long", **PATIENT)
 
     assert (ids(answer), answer.tier) == (["i19", "i18", "i17"], Tier.LLM)

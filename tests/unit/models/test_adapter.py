@@ -1,4 +1,4 @@
-"""Adapters in PEFT's folder layout: what is written is read alike, and what cannot be added is refused by name."""
+"""Adapters in PEFT's folder layout: saved weights are read back equal; unsupported weights are refused by name."""
 
 import json
 from collections.abc import Callable

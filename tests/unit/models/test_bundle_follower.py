@@ -278,7 +278,7 @@ def test_the_live_version_does_not_wait_for_the_candidate(root: Path) -> None:
 
 
 class Names:
-    """Followers of three names of a folder, of which v1 is live under each but the last, with a clock."""
+    """Followers of three names of a folder, with a clock; v1 is live under the first two names."""
 
     def __init__(self, root: Path) -> None:
         self.stores = {name: BundleStore(root, name) for name in ("default", "mail", "none")}
@@ -292,7 +292,7 @@ class Names:
         }
 
     def poll(self) -> list[str]:
-        """Refresh the due followers, and return those of names with a record."""
+        """Refresh the due followers, and return the refreshed names that have a record."""
         due = due_names(self.followers)
         for name in due:
             self.followers[name].refresh()

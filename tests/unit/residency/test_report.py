@@ -30,7 +30,7 @@ def test_a_row_says_who_holds_a_model_and_why_it_was_unloaded() -> None:
 
 
 def test_models_of_a_process_without_a_memory_limit_are_listed() -> None:
-    """Their bytes are not counted, and none is unloaded."""
+    """Their bytes are not counted, and no model is unloaded."""
     registry = CollectorRegistry()
     gateway = ResidencyMetrics(registry, "gateway")
     gateway.resident_bytes.labels("gateway", "mail").set(0)

@@ -88,7 +88,7 @@ class TableMachine(RuleBasedStateMachine):
             assert all(self.order(name) <= self.order(other) for other in spared)
 
     def order(self, name: str) -> tuple[bool, float]:
-        """The order in which names are displaced."""
+        """Return the sort key for displacement."""
         known = self.known[name]
         return known.num_references > 0, known.used_s
 

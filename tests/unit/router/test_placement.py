@@ -69,7 +69,7 @@ def test_a_home_is_lost_when_the_others_would_be_less_than_half_full(load: int, 
 
 
 def test_while_a_home_loads_a_holder_answers() -> None:
-    """After a restart the previous home answers until the new one can; a cold name loads on one replica only."""
+    """After a restart the previous home answers until the new home can; a cold name loads on one replica only."""
     placement = Placement("mail", 4.0)
     home = homes_of(placement).pop()
     placement.loading(home, 0.0)

@@ -80,7 +80,7 @@ def test_a_consumer_with_records_fetches_again_without_a_touch(file: ArrivalFile
 
 
 def test_a_broker_that_needs_longer_gets_longer(file: ArrivalFile, watch: ArrivalWatch) -> None:
-    """A fetch that returned none of the reported records is repeated at once, and held twice as long each time."""
+    """A fetch without the reported records is repeated at once, and the broker holds it twice as long each time."""
     consumer = FetchedConsumer({}, {}, {}, {}, {"0": [1]})
     pace = FetchPace(consumer, WAITS, watch)
     pace.poll(100)
@@ -104,7 +104,7 @@ def test_a_touch_without_a_record_is_reported(file: ArrivalFile, watch: ArrivalW
 
 
 def test_records_of_a_producer_that_touches_no_file_keep_fetches_frequent(watch: ArrivalWatch) -> None:
-    """After such a record, a quiet topic is fetched as often as without touches: here in less than the minute."""
+    """After such a record, a quiet topic is fetched at its pace without touches: here in less than the minute."""
     clock = [1.0]
     consumer = FetchedConsumer({"0": [1]}, {}, {}, {"0": [2]})
     pace = FetchPace(consumer, WAITS, watch, clock=lambda: clock[0])

@@ -24,7 +24,7 @@ def test_checksums_are_computed_in_c() -> None:
 
 
 def test_two_first_answers_at_once_leave_a_decoder_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second thread begins while the first compiles, and would go on after the first restored the class."""
+    """The second thread begins while the first compiles, and would continue after the first restored the class."""
     monkeypatch.setattr(ApiVersionsResponse._struct, "_compiled_encoders", {})
     emit, is_second, first_done = StructField.emit_decode_from, threading.Event(), threading.Event()
     order = iter(("first", "second"))
@@ -54,7 +54,7 @@ def test_two_first_answers_at_once_leave_a_decoder_that_works(monkeypatch: pytes
 
 
 def test_two_first_answers_at_once_leave_a_registered_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second thread makes its class between the first one's registration and the moment when it is kept.
+    """The second thread makes its class between the first thread's registration and the moment when it is kept.
 
     The registry refers to classes weakly, so that the class of the second, once dropped, would fail each answer.
     """

@@ -72,7 +72,7 @@ def test_a_mistake_is_refused_by_its_key(
 
 @pytest.mark.parametrize("name", [*Settings.model_fields])
 def test_every_refusal_names_setting_and_fix(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Whatever is wrong with a setting's value, the error is `setting: problem; fix`."""
+    """Every wrong value of a setting causes the error `setting: problem; fix`."""
     for value in ("", "a b:/", "-1", "0", "1e30", "nan"):
         try:
             load_with(monkeypatch, {name.upper(): value})

@@ -152,7 +152,7 @@ async def test_a_claim_that_is_missing_or_wrong_is_named(provider: Provider, doo
 
 
 async def test_a_token_for_another_audience_is_refused(provider: Provider, door: Door) -> None:
-    """The token of another application of the same provider is worth nothing here."""
+    """The gateway refuses a token that the provider issued for another application."""
     refused = await door.recommend(ASKED, bearer(provider.token("shop", "other-app")))
 
     assert (refused.code, refused.message.partition(":")[0]) == ("unauthenticated", "aud")
@@ -186,7 +186,7 @@ def forged(provider: Provider, kind: str) -> str:
     "kind", ["alg none", "key confusion", "another key", "unknown key", "changed claims", "no JSON", "long"]
 )
 async def test_a_forged_token_is_refused(provider: Provider, door: Door, kind: str) -> None:
-    """Unsigned, signed with the public key as a secret, by another key, or changed: none is admitted."""
+    """A token is refused if it is unsigned, changed, or signed by another key or with the public key as a secret."""
     refused = await door.recommend(ASKED, bearer(forged(provider, kind)))
 
     assert refused.code == "unauthenticated"

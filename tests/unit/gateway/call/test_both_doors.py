@@ -465,7 +465,7 @@ async def test_an_upload_slower_than_its_deadline_is_answered(rest: RestClient) 
     ],
 )
 async def test_of_several_errors_the_first_declared_is_named(door: Door, fields: dict[str, Any], field: str) -> None:
-    """Neither the order in which fields are sent nor the door decides which error the caller sees."""
+    """The caller sees the same error for every order of the fields and through each door."""
     replies = [await door.recommend({"user_id": "short", **fields}), await door.similar(["i01"], fields)]
 
     assert [(reply.code, reply.field) for reply in replies] == [("invalid_request", field)] * 2

@@ -46,7 +46,7 @@ async def keyed(texts: World, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient
 async def test_a_wrong_field_is_a_400_that_names_it(
     http: httpx.AsyncClient, parrot: Parrot, path: str, body: dict[str, Any], deadline: str | None, param: str
 ) -> None:
-    """A wrong field is an error in OpenAI's format with the fix in the message, and nothing is generated."""
+    """A wrong field is an error in OpenAI's format with the fix in the message; no text is generated."""
     answer = await http.post(path, json=body, headers={"x-deadline-ms": deadline} if deadline else {})
 
     error = answer.json()["error"]

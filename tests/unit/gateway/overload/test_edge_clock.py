@@ -90,7 +90,7 @@ def test_a_stall_that_is_read_in_any_order_is_no_step() -> None:
 
 @pytest.mark.parametrize(("deadline_s", "least_wait_s"), [(0.2, 0.0), (2.0, 0.4)])
 def test_a_step_is_larger_than_half_of_the_usual_deadline(deadline_s: float, least_wait_s: float) -> None:
-    """A clock that is set by 0.4 s is a step beside deadlines of 0.2 s, and no more than a wait beside 2 s."""
+    """A clock change of 0.4 s counts as a step with deadlines of 0.2 s, and only as a wait with deadlines of 2 s."""
     clock = EdgeClock(deadline_s)
     nows_s = [n * FAST_S for n in range(400)]
 

@@ -60,7 +60,7 @@ def run(rate_rps: float, seconds: float, slow_from_s: float = 1e9, skew_ms: int 
 
 @pytest.mark.parametrize("skew_ms", [0, 3_600_000])
 def test_goodput_stays_at_its_peak_from_half_to_five_times_the_capacity(skew_ms: int) -> None:
-    """Below capacity nothing is rejected; above, goodput is at least 90 % of its peak and no answer is 20 ms late."""
+    """Below capacity no request is refused; above, goodput is at least 90 % of its peak and no answer is 20 ms late."""
     outcomes = {multiple: run(multiple * CAPACITY_RPS, 12.0, skew_ms=skew_ms) for multiple in (0.5, 1.0, 2.0, 3.0, 5.0)}
 
     peak_rps = max(outcome.goodput_rps for outcome in outcomes.values())
@@ -150,7 +150,7 @@ class LimitUnderAnyLoad(RuleBasedStateMachine):
         self.now_s = 0.0
 
     def window(self, wait_s: float, num_in_flight: int) -> tuple[int, int]:
-        """Simulate a window in which every request waits this long; return the limit before and after."""
+        """Simulate a window where every request waits this long; return the limit before and after."""
         self.now_s += wait_s + 0.11
         before = self.limit.limit
         for _ in range(6):

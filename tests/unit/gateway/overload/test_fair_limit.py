@@ -156,7 +156,7 @@ def answered(simulation: Simulation, tenant: str) -> float:
 
 
 def simulated(flood: float, *, has_limit: bool = True) -> Simulation:
-    """Return a run in which B sends 0.4 of the capacity and A this multiple of its share."""
+    """Return a run where B sends 0.4 of the capacity and A this multiple of its share."""
     simulation = Simulation({"b": 0.4 * CAPACITY_RPS, "a": flood * 0.5 * CAPACITY_RPS}, has_limit=has_limit)
     simulation.run()
     return simulation
@@ -203,9 +203,9 @@ def test_a_tenant_a_little_above_its_share_costs_another_a_bounded_wait(load: fl
 def test_a_tenant_above_its_share_costs_little_more_where_requests_bunch(times_share: float) -> None:
     """The measured stack's bar holds in the simulation whose latencies are the measured ones.
 
-    `benchmarks.tenants` measures 13 ms at p99 alone and 31 beside a tenant at its share, of whose requests 0.97 are
-    answered: as requests that come independently of each other do at seven tenths of the load, and no evenly spaced
-    ones.
+    `benchmarks.tenants` measures 13 ms at p99 for a single tenant, and 31 ms while another tenant sends its share and
+    gets answers to 0.97 of its requests. Independent requests at seven tenths of the load have these figures; evenly
+    spaced requests do not.
     """
     runs = [
         [SharedCores({"b": 98.0, "a": times * 122.5}, is_even=False, seed=seed) for times in (1.0, times_share)]
@@ -258,7 +258,7 @@ class LimitUnderAnyLoad(RuleBasedStateMachine):
         self.now_s = 0.0
 
     def window(self, wait_s: float, num_in_flight: int) -> tuple[int, int]:
-        """Simulate a window in which every request waits this long; return the limit before and after."""
+        """Simulate a window where every request waits this long; return the limit before and after."""
         self.now_s += wait_s + 0.11
         before = self.limit.limit
         for _ in range(6):

@@ -66,7 +66,7 @@ class Gateway:
 
 @pytest.mark.parametrize("priority", Priority)
 def test_a_tenant_at_five_times_its_share_degrades_itself(priority: Priority) -> None:
-    """B, within its share, is served in full whatever A's priority; both together no less than without tenants."""
+    """B, within its share, is served in full at each priority of A; both together get no less than without tenants."""
     gateway, without = Gateway(), Gateway()
     callers = [Caller("a", 250.0, priority=priority), Caller("b", 35.0)]
     gateway.run(callers, 10.0)
@@ -91,7 +91,7 @@ def test_shares_are_by_weight() -> None:
 
 
 def test_a_lone_tenant_has_all_of_the_capacity() -> None:
-    """The share of tenants that send nothing is used: one tenant's decisions equal a stack's without tenants."""
+    """The share of idle tenants is used: one tenant's decisions equal a stack's without tenants."""
     alone, before = Gateway(), Gateway()
     alone.run([Caller("b", 35.0)], 5.0)
     alone.run([], 10.0)

@@ -217,7 +217,7 @@ async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
     ("code", "tenant"), [("unauthenticated", None), ("unavailable", None), ("not_allowed", ""), ("not_allowed", "acme")]
 )
 async def test_an_unauthorized_request_leaves_no_explanation(shelf: Shelf, code: str, tenant: str | None) -> None:
-    """A caller without a key cannot overwrite the explanations of others, whatever its error is."""
+    """No error code lets a caller without a key overwrite the explanations of others."""
     await shelf.keep(refusal(1, code, tenant))
 
     assert not shelf.fake.records

@@ -248,7 +248,7 @@ async def test_a_manifest_that_is_read_too_slowly_is_replaced_within_the_deadlin
 
 
 async def test_another_name_answers_while_a_slow_store_keeps_all_readers(scene: Scene) -> None:
-    """The popular items of the name that stands in are on this machine, and wait for no read of the store."""
+    """The substitute name's popular items are on this machine, and wait for no read of the store."""
     names, slow = scene.world.plane.names, Event()
     await until(lambda: names.has_read_manifests)
     scene.gate.clear()

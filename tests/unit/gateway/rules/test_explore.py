@@ -33,7 +33,7 @@ def run(row: list[int], rules: Rules, k: int, exploration: Exploration | None, d
 
 
 def excess(items: list[int], rules: Rules) -> int:
-    """Return the number of items by which a list exceeds its caps."""
+    """Return how many items of a list exceed its caps."""
     over = 0
     for cap in rules.caps or ():
         counts = Counter(value for item in items for value in values_by(ITEMS.columns, cap.attribute)(item))

@@ -227,7 +227,7 @@ def test_diversity_is_maximal_marginal_relevance(row: list[int], raw: list[float
 
 
 def test_diversity_compares_the_leading_candidates_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Candidates after the compared ones keep their places, whatever they are like."""
+    """Candidates after the compared candidates keep their positions, however similar they are."""
     row, rules = list(range(NUM_ITEMS)), Rules(diversity=0.9)
     compared = chosen(run(row[:6], rules, 6))
     monkeypatch.setattr("services.gateway.rules.diversity.MAX_COMPARED", 6)

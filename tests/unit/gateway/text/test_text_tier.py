@@ -126,7 +126,7 @@ async def test_a_text_without_an_end_is_a_failure(world: World, clock: Clock) ->
 
 
 class LateWriter(Parrot):
-    """A writer that goes on after the deadline."""
+    """A writer that continues after the deadline."""
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Write two pieces with a pause in between."""

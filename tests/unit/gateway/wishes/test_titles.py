@@ -8,7 +8,7 @@ INDEX = TitleIndex(["King of Comedy, The", "War of Words", "Spider-Man"])
 
 
 def test_a_word_that_a_sign_excludes_finds_no_title() -> None:
-    """Excluded words and quotations are no words of the query; a hyphen within a word is no sign."""
+    """The query omits excluded words and quotations; a hyphen within a word excludes no words."""
     for query in ("-comedy", "!comedy", '-"king of comedy"'):
         assert not INDEX.matches(query).any()
 

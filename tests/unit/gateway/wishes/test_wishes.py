@@ -1,4 +1,4 @@
-"""A wish changes the list of every tier, limits it by what it excludes, and never costs the answer."""
+"""A wish changes the list of every tier, removes excluded items, and never costs the answer."""
 
 import asyncio
 import random

@@ -146,7 +146,7 @@ def test_a_rollback_tells_that_it_ended_a_release(
 
 
 def test_a_live_version_whose_folder_is_missing_is_listed(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:
-    """The list says so, instead of that there is no bundle."""
+    """The list shows the live version as damaged and names the missing bundle."""
     for version in ("v1", "v2"):
         shutil.rmtree(tmp_path / "bundles" / version)
     listed = tailrace("bundles")
@@ -226,7 +226,7 @@ def test_a_name_that_never_was_live_has_no_history(tailrace: Run, store: BundleS
 def test_a_file_that_cannot_be_made_is_refused_before_anything_is_done(
     tailrace: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """A folder in place of the file, or no folder for it, is named with its option, whatever the other inputs."""
+    """The error names the option of a file whose path is a folder or whose folder is missing, before other errors."""
     for path, problem in ((tmp_path, "is a folder"), (tmp_path / "none" / "out", "no folder")):
         refused = tailrace(*words, str(path))
 

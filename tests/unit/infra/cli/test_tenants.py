@@ -15,7 +15,7 @@ from tests.support.servers import free_port
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of a tenants file that does not exist yet, beside a keys file."""
+    """The path of a tenants file that does not exist yet, next to a keys file."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("TAILRACE_API_KEYS_FILE", str(tmp_path / "keys.json"))
     monkeypatch.setenv("TAILRACE_TENANTS_FILE", str(tmp_path / "tenants.json"))

@@ -110,7 +110,7 @@ def test_an_adapter_changes_quantised_weights_alike() -> None:
 
 
 def test_cached_prefixes_of_an_adapter_are_its_own() -> None:
-    """A prompt finds the blocks of its own adapter's requests, never those of another adapter or of the base."""
+    """A prompt finds the blocks of its own adapter's requests, never another adapter's or the base's blocks."""
     items = build_items(1)
     decoder = build_decoder(items)
     engine = build_engine(decoder, items)
@@ -126,7 +126,7 @@ def test_cached_prefixes_of_an_adapter_are_its_own() -> None:
 
 
 def test_more_adapters_than_slots_take_turns() -> None:
-    """With one slot, requests of two adapters alternate and stay exact; a request whose adapter has none is refused."""
+    """With one slot, two adapters' requests alternate and stay exact; an adapter without a slot is refused."""
     items = build_items(1)
     decoder = build_decoder(items)
     adapters = dict(itertools.islice(build_adapters(decoder).items(), 4, 6))
@@ -207,7 +207,7 @@ class AdapterPoolMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from([f"a{number}" for number in range(1, 6)]), is_loaded=st.booleans())
     def load(self, key: str, is_loaded: bool) -> None:
-        """Load or unload an adapter, whatever requests hold."""
+        """Load or unload an adapter, also while requests use it."""
         if is_loaded:
             self.pool.add(key, self.adapters[key])
             self.loaded.add(key)
@@ -243,7 +243,7 @@ TestAdapterPool.settings = settings(max_examples=40, stateful_step_count=30, dea
 
 
 def test_an_adapter_whose_scores_are_not_finite_fails_only_its_own_requests() -> None:
-    """Finite weights can overflow: the base's request in the same step gets what it gets alone."""
+    """Finite weights can overflow: the base's request in the same step gets the same result as by itself."""
     items = build_items(2)
     decoder, prompt = build_decoder(items), prompt_of(items, 9, 0)
     expected = rank_alone(decoder, items, prompt)

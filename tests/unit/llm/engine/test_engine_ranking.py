@@ -97,7 +97,7 @@ def test_a_growing_history_prefills_only_what_is_new(depth, window) -> None:
 
 
 def test_a_tenant_finds_only_its_own_prefixes() -> None:
-    """The number of cached tokens of a history says nothing of other tenants' users with the same history."""
+    """The number of cached tokens does not reveal that another tenant's user has the same history."""
     items = build_items(2)
     engine = build_engine(build_decoder(items), items)
     prompt = prompts_of(items, 1)[0] * 3

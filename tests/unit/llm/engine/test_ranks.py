@@ -65,7 +65,7 @@ def two_ranks(tmp_path: Path) -> Iterator[tuple[Engine, LeadRank]]:
 
 @pytest.mark.parametrize(("depth", "num_ranks", "num_drafts"), [(3, 2, 0), (2, 4, 3)])
 def test_ranks_have_the_outcomes_of_one(tmp_path: Path, depth: int, num_ranks: int, num_drafts: int) -> None:
-    """Rankings and texts, preempted, cancelled and late, equal those of one rank; four ranks replicate key heads."""
+    """Rankings and texts, preempted, cancelled and late, equal one rank's results; four ranks replicate key heads."""
     engine, ranks = engine_over(tmp_path, depth, num_ranks, num_speculative_tokens=num_drafts)
 
     play = Play(World(depth), engine).run(SCRIPT)

@@ -158,7 +158,7 @@ async def test_a_failed_step_ends_texts_that_have_begun(engine) -> None:
 
 
 async def test_a_failed_engine_fails_every_caller(engine) -> None:
-    """If several requests in a row fail alone, all current and later callers get DependencyUnavailable.
+    """If several requests in a row fail when run one by one, all current and later callers get DependencyUnavailable.
 
     The cause is kept.
     """

@@ -261,7 +261,7 @@ def test_a_bundle_without_a_reader_is_read_by_its_catalogue(tmp_path: Path) -> N
 
 
 def test_bundles_with_equal_texts_share_their_words(tmp_path: Path) -> None:
-    """The words are read once; a reader that learns of new items leaves those of the other bundle as they were."""
+    """The words are read once; a reader with new items leaves the other bundle's reader unchanged."""
     titles, categories = tuple(item.title for item in ITEMS), tuple(item.categories for item in ITEMS)
     ids = tuple(item.item_id for item in ITEMS)
     popular = (np.ones(7), np.arange(7.0))

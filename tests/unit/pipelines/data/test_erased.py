@@ -16,7 +16,7 @@ from tests.unit.pipelines.data.test_ingest import live_file, own_tables
 
 
 def test_a_user_of_rejected_rows_is_found_whatever_the_column(tmp_path: Path) -> None:
-    """An output of which only the rows set aside have the user is removed, also where the id was written as `9.0`."""
+    """An output is removed even if only rows set aside have the user, also where the id was written as `9.0`."""
     own, out = own_tables(tmp_path), tmp_path / "pipeline" / "ingest" / "0123"
     rows = pl.read_csv(own[0], infer_schema=False).rename({"user_id": "visitor"})
     unknown = rows[:1].with_columns(item_id=pl.lit("unknown"), visitor=pl.lit("9.0"))

@@ -118,7 +118,7 @@ def test_tokens_around_a_code_are_none_of_its_levels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sid2item.json", "items.json"])
 def test_items_by_their_sid_are_read(name: str, tmp_path: Path) -> None:
-    """Items of one SID stand in a list, as ids or as objects with an id."""
+    """The items of one SID are in a list, as ids or as objects with an id."""
     items = {"<a_1><b_2>": ["11", 12], "<a_1> <b_3>": "13", "<a_2><b_2>": [{"pid": 14, "count": 3}]}
 
     index = read_index(text(name, items)(tmp_path))
@@ -151,7 +151,7 @@ def test_numbered_tokens_are_counted_in_the_checkpoint(num_tokens: int, second: 
 
 
 def test_numbered_tokens_that_fill_no_level_are_refused(tmp_path: Path) -> None:
-    """13 tokens are no three levels of equal size."""
+    """13 tokens cannot fill three levels of equal size."""
     names = {f"<|sid_{number}|>": number for number in range(13)}
     index = read_index(text("sids.json", {"a": [0, 0, 0]})(tmp_path))
 

@@ -368,7 +368,7 @@ def test_an_import_is_refused_by_file_and_row(broken: Broken, name: str) -> None
 def test_a_folder_that_is_not_whole_is_refused_by_its_own_path(
     broken: Broken, break_it: Callable[[Broken], object], problem: str
 ) -> None:
-    """The error names the caller's file, not the import's own copy of it, and what is missing."""
+    """The error names the caller's file, not the import's own copy of it, and the missing part."""
     break_it(broken)
 
     with pytest.raises(CheckpointError, match=problem) as caught:
@@ -387,7 +387,7 @@ def test_a_folder_that_is_not_whole_is_refused_by_its_own_path(
     ],
 )
 def test_an_adapter_whose_sum_would_be_another_is_refused(broken: Broken, about: dict[str, Any], key: str) -> None:
-    """PiSSA changed the base too; a factor that is no number has no sum."""
+    """PiSSA changed the base too; a factor that is not a number has no sum."""
     an_adapter(broken, **about)
 
     with pytest.raises(CheckpointError, match=rf"adapter_config.json: {key}: .*; "):
@@ -395,7 +395,7 @@ def test_an_adapter_whose_sum_would_be_another_is_refused(broken: Broken, about:
 
 
 def test_an_adapter_of_junk_is_refused_by_its_path(broken: Broken) -> None:
-    """A file that was cut is no traceback."""
+    """A truncated file causes an error with its path, without a traceback."""
     path = an_adapter(broken) / "adapter_model.safetensors"
     path.write_bytes(b"junk")
 
@@ -470,7 +470,7 @@ def test_an_import_survives_the_next_training_of_its_folder(broken: Broken) -> N
 
 
 def test_ids_and_text_are_read_as_in_tables(broken: Broken) -> None:
-    """A byte order mark is no part of the text, and a data frame's 7.0 is the item 7 of events and items."""
+    """A byte order mark is not part of the text, and a data frame's 7.0 is the item 7 of events and items."""
     rows = [{"item_id": float(row), "tokens": sid} for row, sid in enumerate(broken.made.sids.values())]
     broken.options.index.write_text("\ufeff" + "\r\n".join(map(json.dumps, rows)))
 

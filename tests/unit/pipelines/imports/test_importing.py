@@ -106,7 +106,7 @@ def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_rows_that_are_new_or_have_changed_are_sent(
     tmp_path_factory: pytest.TempPathFactory, first: int, more: int, changed: set[int], begun: bool
 ) -> None:
-    """Wherever they are in the source, and also those that an interrupted import may have sent in another form."""
+    """At any position in the source; also rows that an interrupted import may have sent with other values."""
     shop = Shop(tmp_path_factory.mktemp("grown"))
     now = table(first + more)
     changed = {at for at in changed if at < first}
@@ -151,7 +151,7 @@ def test_an_item_that_was_changed_since_keeps_its_state(tmp_path: Path) -> None:
 
 
 def test_a_row_changes_only_the_fields_of_the_tables_columns(tmp_path: Path) -> None:
-    """Other fields stay, attributes as far as there is room; an empty cell and a dropped column remove the value."""
+    """Other fields stay, attributes up to their maximum; an empty cell and a dropped column remove the value."""
     shop = Shop(tmp_path)
     shop.run([{"item_id": "a", "title": "A", "colour": "red", "size": "s", "brand": "b"}])
     shop.topic.patch("a", available=False, attributes={"promoted": True, "colour": "blue"})

@@ -27,7 +27,7 @@ def events_of(*users: list[str]) -> pl.DataFrame:
 
 
 def test_fresh_counts_serve_with_the_same_weights(built: Built, tmp_path: Path) -> None:
-    """The child bundle's transitions are those of the events; models and mixer are the parent's."""
+    """The child bundle's transitions are counted in the events; models and mixer are the parent's."""
     store = BundleStore(tmp_path / "bundles")
     parent = store.publish(built.assembled / "bundle", "v1", {"mixer": MIXER})
     store.promote("v1")
@@ -48,7 +48,7 @@ def test_fresh_counts_serve_with_the_same_weights(built: Built, tmp_path: Path) 
 
 
 def test_a_bundle_without_sources_stays_live(built: Built, tmp_path: Path) -> None:
-    """Nothing is published for a bundle that mixes no sources."""
+    """No child is published for a bundle that mixes no sources."""
     store = BundleStore(tmp_path / "bundles")
     store.publish(built.assembled / "bundle", "v1", {})
     store.promote("v1")

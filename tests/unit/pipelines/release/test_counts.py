@@ -135,7 +135,7 @@ def near(first: UserSums, other: UserSums) -> bool:
     st.lists(impressions, max_size=25),
     st.lists(
         clicks, max_size=25, unique_by=lambda click: (click.event_id, click.event_time_ms)
-    ),  # else none is the first
+    ),  # duplicates at one time have no first
     st.randoms(),
     st.integers(0, 3),
 )

@@ -86,7 +86,7 @@ def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> Non
 
 
 def test_a_deleted_tenants_outputs_are_removed_whole(tmp_path: Path) -> None:
-    """Those of its finished, failed and killed runs, and those of others that it used; no other tenant's."""
+    """Outputs of its runs, also failed and killed, and others' outputs that it used; other tenants' outputs stay."""
 
     def breaks(out: Path) -> None:
         StageCache(tmp_path).checkpoint_dir("train", "k3").mkdir()

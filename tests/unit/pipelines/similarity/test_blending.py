@@ -38,7 +38,7 @@ def simulated(strengths: list[float], lengths: np.ndarray | None = None, seed: i
     ],
 )
 def test_a_source_of_noise_gets_no_weight(strengths: list[float], expected: set[str]) -> None:
-    """Sources with signal get a weight, and sources of noise none; so does a model of noise beside a source."""
+    """Sources and models with signal get a weight; sources and models of noise get none."""
     chosen = choose(simulated(strengths), ("near", "far"), has_model=True)
 
     assert set(chosen.weights) == expected

@@ -828,7 +828,7 @@ def test_a_folder_is_refused_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [pl.DataFrame.write_parquet, pl.DataFrame.write_ipc, pl.DataFrame.write_ipc_stream])
 def test_a_compressed_typed_table_is_read(write: Callable[[pl.DataFrame, Path], object], tmp_path: Path) -> None:
-    """Parquet and Arrow are recognised within gzip, whatever the name, and a file that is cut off is refused."""
+    """Parquet and Arrow are recognised within gzip under any name; a truncated file is refused."""
     rows = {"user_id": ["u", "v"], "item_id": ["a", "a"], "event_time": [1780000000, 1780000001]}
     write(pl.DataFrame(rows), tmp_path / "plain")
     packed = gzip.compress((tmp_path / "plain").read_bytes())

@@ -98,7 +98,7 @@ def test_a_catalogue_that_becomes_large_keeps_no_vectors_of_items(
 
 
 def test_words_near_a_category_do_not_name_it(tmp_path: Path) -> None:
-    """Moods are words of the encoder that are nearest to a category and are no category's name."""
+    """Moods are the encoder's words that are nearest to a category, except categories' names."""
     write_tiny_encoder(tmp_path, TOPICS)
     encoder = load_encoder(tmp_path)
     assert encoder is not None

@@ -29,7 +29,7 @@ def test_lines_with_the_slots_of_their_kind_are_added() -> None:
 
 @pytest.mark.parametrize("step", [Step(500), Step(0), Step(200, {"choices": []}), Step(200, "no JSON")])
 def test_a_server_that_fails_leaves_the_shipped_phrasings(step: Step) -> None:
-    """Whatever the server answers, the reader is made."""
+    """A server that fails does not stop the reader from being made."""
     with running([step]) as server:
         assert with_written(SHIPPED, 5, server.address, model="large") == SHIPPED
 

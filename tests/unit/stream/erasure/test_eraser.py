@@ -52,7 +52,7 @@ class Store:
         """Do nothing."""
 
     rewrites: list[FileRewrite] = field(default_factory=list)
-    """The store's answers to `begin_rewrite` and `rewrite_state` in turn; then there is no file."""
+    """The store's answers to `begin_rewrite` and `rewrite_state` in turn, then `NO_FILE`."""
 
     def begin_rewrite(self) -> FileRewrite:
         return self.rewrites.pop(0) if self.rewrites else FileRewrite.NO_FILE
@@ -198,7 +198,7 @@ def test_the_outputs_of_a_tenants_training_are_searched_for_the_ids_of_its_calle
 
 @pytest.mark.parametrize("run", ["imports", "search"])
 def test_copies_that_killed_runs_left_are_removed(run: str, tmp_path: Path) -> None:
-    """An import's or search's copy of any format may hold the user; while such a run goes on, the store is open."""
+    """An import's or search's copy of any format may hold the user; while such a run lasts, the store is open."""
     scene = Scene(tmp_path)
     folder = scene.files.stages_dir / run
     table, progress = folder / SCRATCH / "downloads" / "events.csv.gz", folder / "events-1.json"

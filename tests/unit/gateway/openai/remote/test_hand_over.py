@@ -1,4 +1,4 @@
-"""Text behind `TAILRACE_TEXT_URL`: two gateways on real ports, of which the second generates the text.
+"""Text behind `TAILRACE_TEXT_URL`: two gateways on real ports; the second generates the text.
 
 The caller's door, text tier, remote writer and the server's door are real; only the text model is fake.
 """

@@ -49,7 +49,7 @@ def test_a_draft_continues_the_latest_longest_match() -> None:
 
 
 def test_an_ended_text_serves_only_its_scope() -> None:
-    """Drafts come from recent texts of the same cache scope, never from those of another scope or from prompts."""
+    """Drafts come from recent texts of the same cache scope, never from another scope's texts or from prompts."""
     drafter = drafter_of()
     before = text([1, 2, 3, 4], b"one")
     drafts_of(drafter, before)
@@ -96,7 +96,7 @@ def test_a_step_with_a_prompt_or_an_unknown_token_has_no_drafts(is_pending: bool
 
 
 def test_large_batches_have_no_drafts() -> None:
-    """Rows and drafts together stay within the limit; a batch beyond it runs as if there were no speculation."""
+    """Rows and drafts together stay within the limit; a larger batch runs without speculation."""
     few, many = ([text([1, 2] * 6) for _ in range(number)] for number in (8, MAX_ROWS))
 
     assert sum(map(len, drafts_of(drafter_of(), *few))) == MAX_ROWS - 8

@@ -1,4 +1,4 @@
-"""An adapter learns on a frozen decoder, is written beside links to it, and continues on the decoder that serves."""
+"""An adapter learns on a frozen decoder, is written next to links to it, and continues on the decoder that serves."""
 
 import shutil
 
