@@ -161,6 +161,18 @@ class NameRecord:
             history=self._with(Move(act="withdraw", version=self.live, by=first.by, at=first.at, note=note)),
         )
 
+    def reject_canary(self, left: Sequence[Withdrawal]) -> "NameRecord":
+        """Return the record without the canary, the first in `left`, which is withdrawn with its descendants.
+
+        If the live version is a descendant, the release only ends: a withdrawal would block the live version's
+        successors. Raises CanaryError if it is not in progress.
+        """
+        if self.live not in {withdrawal.version for withdrawal in left}:
+            return self.withdraw(left)
+        first, kept = left[0], f"not withdrawn, since {self.live} was made from it"
+        note = "; ".join(filter(None, (first.reason, kept)))
+        return self.end_canary(first.version, by=first.by, at=first.at, note=note)
+
     def release(self, canary: Canary, candidate: "PromotionCandidate", *, seen: str | None) -> "NameRecord":
         """Return the record with this canary of the candidate. `seen` is the live version that the caller has read.
 

@@ -330,6 +330,16 @@ class BundleStore:
             raise BundleWithdrawn(f"{error}; --to VERSION goes back to another version") from error
         return target
 
+    def reject_canary(self, release: Canary, *, by: str, reason: str) -> None:
+        """End this release, and withdraw its version and all descendants unless the live version is one of them.
+
+        Also ends the release of a version that is missing or unreadable. Raises CanaryError if the release has changed
+        since.
+        """
+        descendants = self._trainings().descendants(release.version, self.versions())
+        left = self._withdrawals([release.version, *descendants], by, reason)
+        self._change(lambda record: record.in_release(release).reject_canary(left))
+
     def withdraw(self, version: str, *, by: str = _NOBODY, reason: str = "", release: Canary | None = None) -> None:
         """Withdraw a non-live version and all its descendants, by this person or by the analysis of this release.
 

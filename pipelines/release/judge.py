@@ -144,7 +144,7 @@ class ReleaseJudge:
             self._store.report_canary(canary.version, decision.report.encode(), now_ms, release=canary)
             match decision.act:
                 case Act.WITHDRAW:
-                    self._store.withdraw(canary.version, by=BY, reason=f"{stage}: {decision.reason}", release=canary)
+                    self._store.reject_canary(canary, by=BY, reason=f"{stage}: {decision.reason}")
                     self._metrics.rolled_back.labels(self._store.name, canary.version).inc()
                     log.warning("release_rolled_back", **noted)
                 case Act.MOVE_ON:

@@ -39,7 +39,7 @@ PEOPLE: dict[str, Callable[[BundleStore], Any]] = {
 ANALYSIS: dict[str, Callable[[BundleStore, Canary], None]] = {
     "promote": lambda store, seen: store.promote(seen.version, "live", by="release", release=seen),
     "move on": lambda store, seen: store.move_canary(seen.version, seen.stage + 1, 9, by="release", release=seen),
-    "withdraw": lambda store, seen: store.withdraw(seen.version, by="release", release=seen),
+    "withdraw": lambda store, seen: store.reject_canary(seen, by="release", reason="worse"),
     "report": lambda store, seen: store.report_canary(seen.version, "fine", 9, release=seen),
 }
 """The consequence of a look at a release."""
