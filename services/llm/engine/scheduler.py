@@ -145,7 +145,10 @@ class Scheduler:
             plan.beam_steps.append(sequence)
             budget.beam_rows -= rows
         elif (
-            sequence.num_to_compute and budget.tokens and self._live.make_room(sequence, now_s) and sequence.is_decoding
+            sequence.num_to_compute
+            and budget.tokens
+            and self._live.make_room(sequence, now_s, plan)
+            and sequence.is_decoding
         ):
             plan.chunks.append(Chunk(sequence, sequence.num_computed_tokens, 1))
             budget.tokens -= 1
@@ -271,14 +274,16 @@ class LiveSequences:
             sequence.started_s, sequence.num_cached_tokens = now_s, sequence.num_computed_tokens
         return True
 
-    def make_room(self, sequence: Sequence, now_s: float) -> bool:
+    def make_room(self, sequence: Sequence, now_s: float, plan: StepPlan) -> bool:
         """Allocate the blocks of a running sequence's next tokens, preempting the least urgent sequence if needed.
 
-        Returns False if that is the sequence itself.
+        Sequences of the plan keep their blocks: a less urgent one is planned first where it is its tenant's turn.
+        Returns False if the least urgent is the sequence itself.
         """
         num_missing = self._tables.num_missing(sequence)
         while self._tables.pool.num_free < num_missing:
-            victim = self.by_urgency(self.running.values(), now_s)[-1]
+            planned = set(plan.sequences)
+            victim = self.by_urgency((s for s in self.running.values() if s not in planned), now_s)[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False

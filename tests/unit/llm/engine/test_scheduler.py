@@ -42,6 +42,7 @@ def build_scheduler(window: Window | None = None, **knobs) -> Scheduler:
 def run_step(scheduler: Scheduler, now_s: float = 0.0, max_rows: int | None = None) -> tuple[StepPlan, list[Sequence]]:
     """Apply a plan like the engine, with token 7 for text; return the plan and the finished sequences."""
     plan = scheduler.schedule(now_s, max_rows)
+    assert all(sequence.block_table for sequence in plan.sequences), "a planned sequence was preempted"
     ending = [chunk.sequence for chunk in plan.chunks if chunk.is_last]
     scheduler.advance(plan)
     done = []
@@ -57,6 +58,18 @@ def run_step(scheduler: Scheduler, now_s: float = 0.0, max_rows: int | None = No
 
 def ids_of(sequences: list[Sequence]) -> list[str]:
     return [sequence.request_id for sequence in sequences]
+
+
+def test_a_planned_text_keeps_its_blocks_beside_another_tenants_urgent_text() -> None:
+    """A less urgent text is planned first in its tenant's turn; the urgent one then finds no block for its token."""
+    scheduler = build_scheduler()
+    about = {"num_levels": 0, "max_new_tokens": 20}
+    scheduler.add(build_sequence("first", 0, tokens=[1] * 13, tenant="acme", weight=1_000.0, priority=3, **about))
+    scheduler.add(build_sequence("urgent", 1, tokens=[2] * 15, tenant="bolt", weight=1.0, priority=0, **about))
+
+    ended = [sequence for _ in range(100) for sequence in run_step(scheduler)[1]]
+
+    assert sorted(ids_of(ended)) == ["first", "urgent"]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
