@@ -1,7 +1,6 @@
 """Mixed load: recommendations of three priorities over REST and gRPC, events over both, and text over the OpenAI door.
 
-Of 25 requests 18 are recommendations, six post events and one is a text. A request's number determines its
-content.
+Of 25 requests 18 are recommendations, six post events and one is a text. A request's number determines its content.
 """
 
 import json

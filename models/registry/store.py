@@ -341,7 +341,7 @@ class BundleStore:
         self._change(lambda record: record.in_release(release).reject_canary(left))
 
     def withdraw(self, version: str, *, by: str = _NOBODY, reason: str = "", release: Canary | None = None) -> None:
-        """Withdraw a non-live version and all its descendants, by this person or by the analysis of this release.
+        """Withdraw a non-live version and all its descendants, if `release` is still in progress.
 
         Raises BundleNotFound for an unknown version or if one of these is live, CanaryError if the release has changed
         since.

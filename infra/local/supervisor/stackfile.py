@@ -52,7 +52,7 @@ class StackFile:
         self._lock: IO[str] | None = None
 
     def claim(self) -> None:
-        """Become this folder's only supervisor until this process ends. Raises EnvironmentFault if another stack runs.
+        """Become this folder's only supervisor until this process ends. Raises EnvironmentFault if another runs.
 
         Replaces an older record at once, because its process id may belong to another process now.
         """

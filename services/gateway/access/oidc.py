@@ -2,8 +2,8 @@
 
     token ─▶ key of the issuer by its id ─▶ signature ─▶ claims ─▶ tenant, scopes ─▶ Caller
 
-The issuer's public keys are read at the start, every hour, and, at most every ten seconds, for a token with another
-signature. While the issuer does not answer, the keys that were read last stay valid. Only asymmetric signatures are
+The issuer's public keys are read at the start, every hour, and, at most every ten seconds, for a token that no known
+key verifies. While the issuer does not answer, the keys that were read last stay valid. Only asymmetric signatures are
 accepted, so an unsigned token, or one signed with a public key as if it were a shared secret, is refused.
 """
 

@@ -1,8 +1,8 @@
 """The engine: requests are added, and `step` is called until it has returned their outcomes.
 
-One thread, no clock, no I/O. It connects the scheduler (which rows run) to the runner (how they are computed). It does
-not know users, item ids, bundles on disk or Ray. An engine serves one version of the weights: its prefix cache is never
-shared between versions.
+One thread, no clock, no I/O. It connects the scheduler (which requests run) to the runner (how they are computed). It
+does not know users, item ids, bundles on disk or Ray. An engine serves one version of the weights: its prefix cache is
+never shared between versions.
 
 An asynchronous engine runs one step ahead: `step` plans the next step while the device is busy, collects the results of
 the running step, starts the planned step and returns the collected outcomes, so that the caller handles them while the

@@ -160,7 +160,7 @@ def all_reduce_bytes(num_bytes: float, num_ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStart:
-    """The arguments from which a follower builds its part of an engine."""
+    """The arguments with which a follower builds its part of an engine."""
 
     folder: Path
     dtype: torch.dtype
