@@ -161,7 +161,8 @@ def _begin(
         _make_lists(settings, version, tables)
     details = {"version": version, "stages": ",".join(f"{stage.share:.4g}" for stage in stages), **if_named(store.name)}
     with audited(settings.state_dir, "release", **details):
-        store.release(version, stages, _lead_from_now(settings), by=user_name(), by_hand=by_hand, budgets=budgets)
+        since_ms = _now_ms() + _lead_ms(settings)
+        store.release(version, stages, since_ms, by=user_name(), by_hand=by_hand, budgets=budgets)
 
 
 def _refuse(store: "BundleStore", version: str) -> None:
@@ -192,9 +193,9 @@ def _go_on(settings: "Settings", store: "BundleStore") -> None:
         if canary.is_last_stage:
             store.promote(canary.version, by=user_name(), release=canary)
         else:
-            store.move_canary(
-                canary.version, canary.stage + 1, _lead_from_now(settings), by=user_name(), release=canary
-            )
+            now_ms = _now_ms()
+            since_ms = now_ms + _lead_ms(settings)
+            store.move_canary(canary.version, canary.stage + 1, since_ms, now_ms, by=user_name(), release=canary)
 
 
 def _stop(settings: "Settings", store: "BundleStore", reason: str) -> None:
@@ -227,7 +228,7 @@ def _show(store: "BundleStore") -> None:
         for left in list(record.withdrawn.values())[-1:]:
             out.print(f"last withdrawn: {left.describe()}", markup=False)
         return
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = _now_ms()
     stage = canary.stages[canary.stage]
     out.print(
         f"{canary.version} beside {record.live} as {store.name}: stage {canary.stage + 1} of {len(canary.stages)}, "
@@ -281,5 +282,9 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:+.1%}"
 
 
-def _lead_from_now(settings: "Settings") -> int:
-    return time.time_ns() // 1_000_000 + round(settings.release_lead_s * 1_000)
+def _lead_ms(settings: "Settings") -> int:
+    return round(settings.release_lead_s * 1_000)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -71,7 +71,8 @@ class Canary:
         by: Who started the release.
         at: Start time (UTC, ISO 8601).
         stage: Index of the current stage.
-        since_ms: Start (Unix ms) of the current stage's fraction; the previous fraction applies before it.
+        since_ms: Start (Unix ms) of the current stage's fraction.
+        share_before: Traffic fraction until then.
         by_hand: Whether stages advance only manually.
         budgets: By guard metric, the relative loss that the candidate may have; absent metrics have their default.
         report: Report of the last analysis, as text.
@@ -85,6 +86,7 @@ class Canary:
     at: str
     stage: Count = 0
     since_ms: TimeMs = 0
+    share_before: Finite = 0.0
     by_hand: bool = False
     budgets: Mapping[str, Finite] = field(default_factory=dict)
     report: str = ""
@@ -92,8 +94,7 @@ class Canary:
 
     def share_at(self, now_ms: float) -> float:
         """Return the fraction of users who get the candidate at this time (Unix ms)."""
-        stage = self.stage if now_ms >= self.since_ms else self.stage - 1
-        return self.stages[stage].share if stage >= 0 else 0.0
+        return self.stages[self.stage].share if now_ms >= self.since_ms else self.share_before
 
     def takes(self, position: float, now_ms: float) -> bool:
         """Whether the user or session with this hash position in [0, 1) gets the candidate at this time (Unix ms)."""
@@ -108,13 +109,14 @@ class Canary:
         """The state that an analysis result refers to: the release (by its salt), the stage, and the advance mode."""
         return self.version, self.salt, self.stage, self.since_ms, self.by_hand
 
-    def moved(self, stage: int, since_ms: int) -> Self:
-        """Return the canary in this stage from this time (Unix ms), without the previous stage's report.
+    def moved(self, stage: int, since_ms: int, now_ms: float) -> Self:
+        """Return the canary in this stage from `since_ms` (Unix ms) on, without the previous stage's report.
 
-        Raises InvalidRequest for an unknown stage.
+        Until then, the fraction at `now_ms` (Unix ms) applies. Raises InvalidRequest for an unknown stage.
         """
         self.check_stage(stage)
-        return replace(self, stage=stage, since_ms=since_ms, report="", looked_ms=None)
+        share = self.share_at(now_ms)
+        return replace(self, stage=stage, since_ms=since_ms, share_before=share, report="", looked_ms=None)
 
     def checked(self) -> Self:
         """Return the canary. Raises InvalidRequest for invalid stages or an unknown stage."""

@@ -195,12 +195,12 @@ class NameRecord:
             history=self._with(Move(act="release", version=self.live, by=canary.by, at=canary.at, note=note)),
         )
 
-    def move_canary(self, version: str, stage: int, since_ms: int, *, by: str, at: str) -> "NameRecord":
-        """Return the record with this canary in another stage from this time (Unix ms).
+    def move_canary(self, version: str, stage: int, since_ms: int, now_ms: int, *, by: str, at: str) -> "NameRecord":
+        """Return the record with this canary in another stage from `since_ms` on, as `Canary.moved` does.
 
         Raises CanaryError if it is not in progress, InvalidRequest for an unknown stage.
         """
-        canary = self._canary_of(version).moved(stage, since_ms)
+        canary = self._canary_of(version).moved(stage, since_ms, now_ms)
         note = f"{version} at {canary.stages[stage].share:.3g} of users"
         move = Move(act="share", version=self.live, by=by, at=at, note=note)
         return replace(self, canary=canary, history=self._with(move))

@@ -383,14 +383,23 @@ class BundleStore:
         return canary
 
     def move_canary(
-        self, version: str, stage: int, since_ms: int, *, by: str = _NOBODY, release: Canary | None = None
+        self,
+        version: str,
+        stage: int,
+        since_ms: int,
+        now_ms: int,
+        *,
+        by: str = _NOBODY,
+        release: Canary | None = None,
     ) -> None:
-        """Move this canary to another of its stages from `since_ms` (Unix ms).
+        """Move this canary to another of its stages from `since_ms` (Unix ms); the share of `now_ms` holds until then.
 
         Raises CanaryError if the canary, or `release` as the caller has read it, is not in progress; InvalidRequest for
         an unknown stage.
         """
-        self._change(lambda record: record.in_release(release).move_canary(version, stage, since_ms, by=by, at=_now()))
+        self._change(
+            lambda record: record.in_release(release).move_canary(version, stage, since_ms, now_ms, by=by, at=_now())
+        )
 
     def pause_canary(self, version: str, *, by: str = _NOBODY, release: Canary | None = None) -> None:
         """Advance this canary's stages only manually from now on. Raises as `move_canary` does."""

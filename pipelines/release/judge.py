@@ -149,7 +149,7 @@ class ReleaseJudge:
                     log.warning("release_rolled_back", **noted)
                 case Act.MOVE_ON:
                     self._store.move_canary(
-                        canary.version, canary.stage + 1, now_ms + self._lead_ms, by=BY, release=canary
+                        canary.version, canary.stage + 1, now_ms + self._lead_ms, now_ms, by=BY, release=canary
                     )
                     log.info("release_moved_on", **noted)
                 case Act.PROMOTE:

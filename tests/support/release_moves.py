@@ -32,13 +32,13 @@ PEOPLE: dict[str, Callable[[BundleStore], Any]] = {
     "rollback": lambda store: store.rollback(by="ann"),
     "withdraw": lambda store: store.withdraw("new", by="ann"),
     "stop and release again": _release_again,
-    "next": lambda store: store.move_canary("new", 1, 5, by="ann"),
+    "next": lambda store: store.move_canary("new", 1, 5, 5, by="ann"),
     "pause": lambda store: store.pause_canary("new", by="ann"),
 }
 """A person's possible moves between the look and the move of an analysis."""
 ANALYSIS: dict[str, Callable[[BundleStore, Canary], None]] = {
     "promote": lambda store, seen: store.promote(seen.version, "live", by="release", release=seen),
-    "move on": lambda store, seen: store.move_canary(seen.version, seen.stage + 1, 9, by="release", release=seen),
+    "move on": lambda store, seen: store.move_canary(seen.version, seen.stage + 1, 9, 9, by="release", release=seen),
     "withdraw": lambda store, seen: store.reject_canary(seen, by="release", reason="worse"),
     "report": lambda store, seen: store.report_canary(seen.version, "fine", 9, release=seen),
 }

@@ -87,18 +87,18 @@ class _ReleaseDoor:
     async def release(self, http: Request, call: Call) -> Response:
         sent = await read_message(http, Release, _MAX_BODY_BYTES)
         stages = [CanaryStage(stage.share, stage.hold_s) for stage in sent.stages]
-        since_ms, version = self._since_ms(), http.path_params["version"]
+        version, (_, since_ms) = http.path_params["version"], self._times_ms()
         return await self._move(
             http, lambda store: store.release(version, stages, since_ms, by=_by(call), by_hand=sent.by_hand)
         )
 
     async def move(self, http: Request, call: Call) -> Response:
         sent = await read_message(http, ReleaseMove, _MAX_BODY_BYTES)
-        since_ms, version = self._since_ms(), http.path_params["version"]
+        version, (now_ms, since_ms) = http.path_params["version"], self._times_ms()
 
         def move(store: BundleStore) -> None:
             release = _seen(store, version, sent.seen)
-            store.move_canary(version, sent.stage, since_ms, by=_by(call), release=release)
+            store.move_canary(version, sent.stage, since_ms, now_ms, by=_by(call), release=release)
 
         return await self._move(http, move)
 
@@ -135,8 +135,10 @@ class _ReleaseDoor:
         names = [describe_name(name, record, now_ms) for name, record in records.items()]
         return {"names": names, "versions": versions[::-1]}
 
-    def _since_ms(self) -> int:
-        return round((self._wall_clock() + self._lead_s) * 1_000)
+    def _times_ms(self) -> tuple[int, int]:
+        """Return the time, and when a stage begins that is recorded now (Unix ms)."""
+        now_s = self._wall_clock()
+        return round(now_s * 1_000), round((now_s + self._lead_s) * 1_000)
 
 
 def describe_name(name: str, record: NameRecord, now_ms: float) -> dict[str, Any]:

@@ -217,10 +217,10 @@ async def test_a_growing_share_moves_nobody_back_and_the_end_moves_all(world: Wo
 
     half = candidates()
     loaded = next(live for live in names.loaded if live.version == "v2")
-    store.move_canary("v2", 1, NOW_MS + 1)
+    store.move_canary("v2", 1, NOW_MS + 1, NOW_MS)
     await names.first.refresh()
     before_it_holds = candidates()
-    store.move_canary("v2", 1, NOW_MS)
+    store.move_canary("v2", 1, NOW_MS, NOW_MS)
     await names.first.refresh()
     most = candidates()
     store.promote("v2")

@@ -221,7 +221,7 @@ class FollowedName(RuleBasedStateMachine):
             if canary.is_last_stage:
                 self.store.end_canary(canary.version)
             else:
-                self.store.move_canary(canary.version, 1, 0)
+                self.store.move_canary(canary.version, 1, 0, 0)
 
     @rule(version=st.sampled_from(VERSIONS))
     def break_or_mend(self, version: str) -> None:

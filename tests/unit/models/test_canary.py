@@ -45,4 +45,17 @@ def test_a_stage_that_is_none_is_refused(stage: int) -> None:
     canary = Canary(version="v", salt="s", stages=(CanaryStage(0.1, 0.0), CanaryStage(1.0, 0.0)), by="b", at="now")
 
     with pytest.raises(InvalidRequest, match=rf"stage: {stage} is out of range; give 0 to 1"):
-        canary.moved(stage, 0)
+        canary.moved(stage, 0, 0)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_until_a_stage_begins_users_keep_their_version(stage: int) -> None:
+    """Before an earlier, the same or a later stage begins, the share at the move holds, also after a second move."""
+    stages = (CanaryStage(0.1, 0.0), CanaryStage(0.5, 0.0), CanaryStage(1.0, 0.0))
+    canary = Canary(version="v", salt="s", stages=stages, by="b", at="now", stage=1, since_ms=100)
+
+    moved = canary.moved(stage, 210, 200)
+    again = moved.moved(2, 215, 205)
+
+    assert [moved.share_at(now_ms) for now_ms in (200, 209, 210)] == [0.5, 0.5, stages[stage].share]
+    assert [again.share_at(now_ms) for now_ms in (205, 214, 215)] == [0.5, 0.5, 1.0]

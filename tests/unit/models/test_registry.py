@@ -745,7 +745,7 @@ def test_a_release_goes_through_its_stages_and_ends_where_the_candidate_goes_liv
     assert [canary.share_at(now_ms) for now_ms in (999, 1_000)] == [0.0, 0.05]
     assert releasing.record().canary == replace(canary, report="too few users", looked_ms=1_500)
     assert releasing.record().serving == ("v2", "v1")
-    releasing.move_canary("v1", 1, 2_000, by="bob")
+    releasing.move_canary("v1", 1, 2_000, 1_500, by="bob")
     moved = releasing.record().canary
     assert [moved.share_at(now_ms) for now_ms in (1_999, 2_000)] == [0.05, 0.5]
     assert [moved.takes(position, 2_000) for position in (0.0, 0.499, 0.5)] == [True, True, False]

@@ -30,7 +30,7 @@ async def test_a_release_goes_through_its_stages_and_ends(console: Console) -> N
     assert (begun["version"], begun["share"], begun["by"]) == (NEXT, 0.0, "anonymous (console)")
     assert canary.since_ms == (NOW_S + LEAD_S) * 1_000
     assert tuple(stage.share for stage in canary.stages) == SHARES
-    assert (moved["stage"], moved["share"]) == (1, 0.01)
+    assert (moved["stage"], moved["share"]) == (1, 0.0)
     assert [error["field"] for error in outdated] == ["seen", "seen"]
     assert ended["canary"] is None
     assert console.store.record().canary is None

@@ -44,7 +44,7 @@ def test_a_stop_while_the_topics_are_read_is_kept(tmp_path: Path, stops: bool, l
         store.publish(tmp_path / version, version, {})
     store.promote("old")
     store.release("new", (CanaryStage(0.5, 0.0), CanaryStage(1.0, 0.0)), 0)
-    store.move_canary("new", 1, 1)
+    store.move_canary("new", 1, 1, 1)
     reading = Reading(lambda: store.end_canary("new", by="ann") if stops else None)
     judge = ReleaseJudge(store, lambda _since_ms: reading, ReleaseMetrics(CollectorRegistry()), 0)
 
