@@ -11,7 +11,7 @@ from infra.cli.session import audited, if_named, out, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
-    from models.registry.name_record import NameRecord
+    from models.registry.name_record import Move, NameRecord
     from models.registry.store import BundleStore
 
 RESIDENT_COLUMNS = ("part", "process", "name", "MiB", "loads", "unloaded for room", "idle", "")
@@ -101,7 +101,7 @@ def history(name: Name = "default") -> None:
             f"no version was ever live as {name}; names with a version: {', '.join(store.names()) or 'none'}"
         )
     for move in moves:
-        out.print(f"{move.at}  {move.act:8}  {move.version or '-'}  by {move.by}", markup=False)
+        out.print(describe_move(move), markup=False)
 
 
 @bundles_app.command()
@@ -206,6 +206,12 @@ def rollback(
             f"{before.version} was the reference: now {after.version} is; "
             "`tailrace bundles reference VERSION` sets another"
         )
+
+
+def describe_move(move: "Move") -> str:
+    """Return a move of a name as one line."""
+    note = f": {move.note}" if move.note else ""
+    return f"{move.at}  {move.act:8}  {move.version or '-'}  by {move.by}{note}"
 
 
 def bundle_row(report: dict[str, Any]) -> list[str]:

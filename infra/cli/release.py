@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from infra.cli.bundles import describe_move
 from infra.cli.session import audited, if_named, out, print_line, running_settings, user_name
 from services.errors import CanaryError, ConfigError, InvalidRequest
 
@@ -225,8 +226,8 @@ def _show(store: "BundleStore") -> None:
     canary = record.canary
     if canary is None:
         out.print(f"no release is under way as {store.name}; {record.live or 'nothing'} is live", markup=False)
-        for left in list(record.withdrawn.values())[-1:]:
-            out.print(f"last withdrawn: {left.describe()}", markup=False)
+        for move in record.history[-1:]:
+            out.print(f"last move: {describe_move(move)}", markup=False)
         return
     now_ms = _now_ms()
     stage = canary.stages[canary.stage]

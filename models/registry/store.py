@@ -343,6 +343,8 @@ class BundleStore:
     def withdraw(self, version: str, *, by: str = _NOBODY, reason: str = "", release: Canary | None = None) -> None:
         """Withdraw a non-live version and all its descendants, if `release` is still in progress.
 
+        The release of an identical version ends, since its promotion would be refused.
+
         Raises BundleNotFound for an unknown version or if one of these is live, CanaryError if the release has changed
         since.
         """
@@ -350,7 +352,16 @@ class BundleStore:
         if version not in versions:
             self.open(version)
         left = self._withdrawals([version, *self._trainings().descendants(version, versions)], by, reason)
-        self._change(lambda record: record.in_release(release).withdraw(left))
+        contents = {withdrawal.content for withdrawal in left if withdrawal.content}
+
+        def change(record: NameRecord) -> NameRecord:
+            after = record.in_release(release).withdraw(left)
+            if after.canary is None or self._content(after.canary.version) not in contents:
+                return after
+            note = f"identical to {version}, which was withdrawn"
+            return after.end_canary(after.canary.version, by=by, at=left[0].at, note=note)
+
+        self._change(change)
 
     def release(
         self,

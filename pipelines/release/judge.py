@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 BY = "release"
 """Actor under which the analysis moves a name."""
-_MOVED_MEANWHILE = (CanaryError, BundleMoved, BundleNotFound, BundleWithdrawn)
+_MOVED_MEANWHILE = (CanaryError, BundleMoved)
 _VERDICTS = {Outcome.WORSE: -1, Outcome.CONTINUE: 0, Outcome.UNDECIDED: 0, Outcome.NO_WORSE: 1, Outcome.BETTER: 2}
 
 
@@ -139,7 +139,12 @@ class ReleaseJudge:
         Raises StoreUnavailable.
         """
         stage = f"stage {canary.stage + 1} of {len(canary.stages)}"
-        noted = {"name": self._store.name, "version": canary.version, "stage": canary.stage, "reason": decision.reason}
+        noted: dict[str, object] = {
+            "name": self._store.name,
+            "version": canary.version,
+            "stage": canary.stage,
+            "reason": decision.reason,
+        }
         try:
             self._store.report_canary(canary.version, decision.report.encode(), now_ms, release=canary)
             match decision.act:
@@ -153,12 +158,20 @@ class ReleaseJudge:
                     )
                     log.info("release_moved_on", **noted)
                 case Act.PROMOTE:
-                    self._store.promote(canary.version, record.live, by=BY, release=canary)
-                    log.info("release_promoted", **noted)
+                    self._promote(canary, record.live, noted)
                 case Act.STAY:
                     log.info("release_stays", **noted)
         except _MOVED_MEANWHILE as error:
             log.warning("release_moved_meanwhile", **noted, act=decision.act.value, error=str(error))
+
+    def _promote(self, canary: Canary, live: str | None, noted: dict[str, object]) -> None:
+        """Promote the candidate; a release whose candidate may not be promoted ends, without a withdrawal."""
+        try:
+            self._store.promote(canary.version, live, by=BY, release=canary)
+            log.info("release_promoted", **noted)
+        except (BundleNotFound, BundleWithdrawn) as error:
+            self._store.end_canary(canary.version, by=BY, note=f"not promoted, since {error}", release=canary)
+            log.warning("release_ended", **noted, error=str(error))
 
 
 def _identity(canary: Canary, live: str) -> tuple[object, ...]:

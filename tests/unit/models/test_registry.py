@@ -764,15 +764,17 @@ def test_a_release_goes_through_its_stages_and_ends_where_the_candidate_goes_liv
     ("end", "is_withdrawn"),
     [
         (lambda store: store.withdraw("v1", by="judge", reason="latency"), True),
+        (lambda store: store.withdraw("twin", by="ann", reason="bad data"), False),
         (lambda store: store.end_canary("v1", by="ann", note="later"), False),
         (lambda store: store.rollback("v3"), False),
         (lambda store: store.promote("v3", force=True), False),
     ],
 )
 def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
-    releasing: BundleStore, end, is_withdrawn
+    releasing: BundleStore, root: Path, end, is_withdrawn
 ) -> None:
-    """A release ends when its candidate is withdrawn or ended, or when its baseline is replaced."""
+    """A release ends with its candidate, with a withdrawn version of the same content, or with its baseline."""
+    releasing.publish(source_with(root.parent / "source", "v1"), "twin", {})
     releasing.release("v1", [CanaryStage(0.5, 0.0)], since_ms=0)
     end(releasing)
     assert releasing.record().canary is None

@@ -170,6 +170,7 @@ def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -
     assert (refused.code, "v1 is live" in refused.err) == (1, True)
     assert (withdrawn.out, again.code, "(wrong data)" in again.err) == ("v2 is withdrawn\n", 1, True)
     assert [line.split()[1:3] for line in history.out.splitlines()] == [["promote", "v1"], ["withdraw", "v1"]]
+    assert history.out.endswith(f"by {user_name()}: v2: wrong data\n")
     assert (shown["manifest"]["version"], "metrics" in shown["report"]) == ("v1", True)
     assert "files are as they were published" in tailrace("bundles", "verify", "v1").out
     assert tailrace("bundles", "gc", "--keep", "1").out == "nothing to remove\n"

@@ -93,7 +93,9 @@ def test_a_release_begins_goes_on_and_is_stopped(store: BundleStore, tmp_path: P
     assert "stage 2 of 2, 0.5 of users" in tailrace("--next")
     assert "the release of new is stopped" in tailrace("--stop", "--reason", "later")
     assert store.record().history[-1].note == "new: later"
-    assert "no release is under way as default; old is live" in tailrace()
+    shown = tailrace()
+    assert "no release is under way as default; old is live" in shown
+    assert shown.endswith(": new: later\n")
     acts = [json.loads(line)["act"] for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert acts == ["release", "release-next", "release-stop"]
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,23 @@ class Slower:
         """Do nothing."""
 
 
+class Everyone:
+    """A topic with a list of each of 200 users by the candidate."""
+
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms = since_ms
+
+    def read(self) -> Iterator[Batch]:
+        """Yield the lists."""
+        yield (
+            [shown(n, user_id=f"u{n}", shown_time_ms=self.since_ms + n, bundle_version="new") for n in range(200)],
+            [],
+        )
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 @pytest.mark.parametrize("lost", ["nothing", "the live version's descent", "the candidate's folder"])
 def test_a_worse_candidate_loses_its_users(tmp_path: Path, lost: str) -> None:
     """The release ends if the live version was made from the candidate, or its folder is missing, too."""
@@ -106,3 +124,33 @@ def test_a_worse_candidate_loses_its_users(tmp_path: Path, lost: str) -> None:
     assert decision.act is Act.WITHDRAW
     assert (record.live, record.canary, list(record.withdrawn)) == ("live", None, [] if is_parent else ["new"])
     assert decision.reason in record.history[-1].note
+
+
+@pytest.mark.parametrize("lost", ["a copy is withdrawn", "the candidate's folder"])
+def test_a_release_whose_promotion_is_refused_ends(tmp_path: Path, lost: str) -> None:
+    """The live version gets its users back, and the history says why."""
+    store = BundleStore(tmp_path / "bundles")
+    for version, text in (("live", "live"), ("new", "new"), ("copy", "new")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "student.onnx").write_text(text)
+        store.publish(tmp_path / version, version, {})
+    store.promote("live")
+    since_ms = NOW_MS - 3_600_000
+    store.release("new", (CanaryStage(0.5, 0.0), CanaryStage(1.0, 0.0)), since_ms)
+    store.move_canary("new", 1, since_ms, since_ms)
+    canary = store.record().canary
+    if lost == "the candidate's folder":
+        shutil.rmtree(tmp_path / "bundles" / "new")
+    else:
+        store.withdraw("copy", reason="bad data")
+        store._change(lambda record: replace(record, canary=canary))  # as an earlier release of Tailrace left it
+    judge = ReleaseJudge(store, Everyone, ReleaseMetrics(CollectorRegistry()), 0)
+
+    decision = judge.look(NOW_MS)
+
+    record = store.record()
+    assert decision is not None
+    assert decision.act is Act.PROMOTE
+    assert (record.live, record.canary, "new" in record.withdrawn) == ("live", None, False)
+    assert record.history[-1].note.startswith("new: not promoted, since ")
+    assert ("bad data" in record.history[-1].note) == (lost == "a copy is withdrawn")
