@@ -40,7 +40,7 @@ _MANY = frozenset({"categories"})
 """Fields that several columns may fill."""
 _ALSO = {"event_time": ("timestamp",)}
 """Column names with only one possible meaning."""
-_SUGGESTED: Mapping[str, tuple[str, ...]] = {
+SUGGESTED: Mapping[str, tuple[str, ...]] = {
     "user_id": (
         "user", "userid", "userpseudoid", "uid", "visitorid", "visitor", "customerid", "customer", "clientid",
         "memberid", "reviewerid", "accountid", "account", "entityid", "sessionid", "session", "profileid", "personid",
@@ -108,7 +108,7 @@ def is_known(name: str) -> bool:
 
 
 _KNOWN = {letters(name) for names in FIELDS.values() for name in names} | {
-    name for names in (*_SUGGESTED.values(), *_ALSO.values()) for name in names
+    name for names in (*SUGGESTED.values(), *_ALSO.values()) for name in names
 }
 
 
@@ -236,7 +236,7 @@ def _suggest(field: str, left: Iterable[str]) -> str | None:
         by_letters.setdefault(letters(name), name)
     for name in names:
         by_letters.setdefault(letters(name.rpartition(".")[2]), name)
-    return next((by_letters[name] for name in _SUGGESTED.get(field, ()) if name in by_letters), None)
+    return next((by_letters[name] for name in SUGGESTED.get(field, ()) if name in by_letters), None)
 
 
 def _without_header(kind: str, table: Table | Frame) -> DataError:
