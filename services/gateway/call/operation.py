@@ -81,7 +81,7 @@ class Operation:
 
     Attributes:
         name: Unique; the `operationId`.
-        path: With its parameters, for example `/v1/models/{model_id}`; each parameter is one segment.
+        path: With its parameters, for example `/v1/models/{model_id}`; each parameter but `model_id` is one segment.
         scope: Required scope of the caller's key. None: open to all callers, neither guarded nor traced.
         errors: The error format.
         kinds: Error kinds specific to this operation; `all_kinds` adds those implied by the other fields.

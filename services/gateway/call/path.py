@@ -1,7 +1,8 @@
 """Request paths: rejects ambiguous paths, and matches a path with an operation's.
 
 Edge and doors both use the path as it was sent, before decoding. A parameter is one segment, decoded after the match: a
-slash in it is %2F, and an additional segment makes another path. Both reject, by the same pattern, paths that a server
+slash in it is %2F, and an additional segment makes another path. Only a `model_id` may have more: OpenAI's clients send
+`org/name` as it is. Both reject, by the same pattern, paths that a server
 between them could rewrite; otherwise the edge could retry `/v1/%65vents` and the door would record it twice.
 """
 
@@ -54,8 +55,12 @@ def sent_path(connection: Mapping[str, Any]) -> bytes:
 def pattern_of(template: str) -> re.Pattern[bytes]:
     """Return the pattern of an operation's path such as `/v1/users/{user_id}/data`, for the path as it was sent."""
     segments = re.split(r"\{(\w+)\}", template)
-    parts = (f"(?P<{part}>[^/]+)" if index % 2 else re.escape(part) for index, part in enumerate(segments))
+    parts = (f"(?P<{part}>{_form(part)})" if index % 2 else re.escape(part) for index, part in enumerate(segments))
     return re.compile("".join(parts).encode())
+
+
+def _form(parameter: str) -> str:
+    return ".+" if parameter == "model_id" else "[^/]+"
 
 
 def parameters_of(match: re.Match[bytes]) -> dict[str, str]:

@@ -36,13 +36,16 @@ class Parrot:
         self.num_before_error = 0
         self.hangs_after: int | None = None
         self.template_variables: frozenset[str] = frozenset()
+        self.name = MODEL
 
     async def models(self) -> tuple[TextModel, ...]:
         """Return the only model."""
         if self.error is not None:
             raise self.error
         known = self.template_variables
-        return (TextModel(name=MODEL, max_context_tokens=256, created_unix_s=1_700_000_000, template_variables=known),)
+        return (
+            TextModel(name=self.name, max_context_tokens=256, created_unix_s=1_700_000_000, template_variables=known),
+        )
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Generate text; see TextWriter."""
@@ -55,8 +58,8 @@ class Parrot:
             self.num_open -= 1
 
     async def _write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        if request.model != MODEL:
-            raise NotFound(f"there is no model {request.model!r}", f"ask {MODEL}")
+        if request.model != self.name:
+            raise NotFound(f"there is no model {request.model!r}", f"ask {self.name}")
         words = words_of(request)
         num_tokens = 8 if request.max_tokens is None else request.max_tokens
         num_written = 0

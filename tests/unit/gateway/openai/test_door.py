@@ -114,6 +114,18 @@ async def test_models_are_a_503_while_the_text_writer_is_unavailable(http: httpx
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
+@pytest.mark.parametrize("sent", ["org/name", "org%2Fname"])
+async def test_a_model_is_described_by_a_name_with_a_slash(http: httpx.AsyncClient, parrot: Parrot, sent: str) -> None:
+    """Clients send the slash of `org/name` as it is, or encoded."""
+    parrot.name = "org/name"
+
+    found = await http.get(f"/v1/models/{sent}")
+    unknown = await http.get(f"/v1/models/{sent}/x")
+
+    assert (found.status_code, found.json()["id"]) == (200, "org/name")
+    assert (unknown.status_code, "'org/name/x'" in unknown.json()["error"]["message"]) == (404, True)
+
+
 async def test_without_text_no_model_is_listed(texts: World, http: httpx.AsyncClient) -> None:
     """No model is listed, and the error names the option that enables text."""
     texts.plane.text = None
