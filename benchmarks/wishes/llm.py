@@ -25,9 +25,8 @@ from services.contracts.text import ChatMessage
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import SequenceStatus
-from services.llm.text.chat_template import load_chat_template
+from services.llm.text.chat_template import load_chat_template, read_eos_ids
 from services.llm.text.guided_decoding import JsonGuide
-from services.llm.text.model import read_eos_ids
 from services.llm.text.tokenizer import load_tokenizer
 
 _SLOTS = {"must": ("a", "b", "m", "date", "words"), "must_not": ("x", "n"), "liked": ("title",)}

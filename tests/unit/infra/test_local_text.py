@@ -13,6 +13,12 @@ from services.errors import CheckpointError
 from services.settings.settings import Settings
 from tests.support.engine.checkpoints import write_checkpoint
 
+BROKEN = {
+    "model.safetensors": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 134\n",
+    "config.json": b"{}",
+    "tokenizer.json": b"version https://git-lfs.github.com/spec/v1\n",
+    "tokenizer_config.json": b'{"chat_template": 7, "eos_token"',
+}
 WRITES_TEXT = """
 import sys
 from prometheus_client import REGISTRY
@@ -31,6 +37,12 @@ def test_a_text_path_becomes_an_absolute_folder(tmp_path: Path) -> None:
     assert ready_text(Settings(), Console(quiet=True)) == Settings()
     with pytest.raises(CheckpointError, match="nowhere"):
         ready_text(Settings(text_path="nowhere", cache_dir=tmp_path), Console(quiet=True))
+    for name, content in BROKEN.items():
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"TAILRACE_TEXT_PATH: .*{name}"):
+            ready_text(settings, Console(quiet=True))
+        (tmp_path / name).write_bytes(whole)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin only"):
         ready_text(settings, Console(quiet=True))

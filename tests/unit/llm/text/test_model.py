@@ -12,8 +12,8 @@ from torch import Tensor
 from models.decoder.weights import load_decoder
 from services.errors import CheckpointError
 from services.llm.engine.config import EngineConfig
-from services.llm.text.chat_template import ChatTemplate
-from services.llm.text.model import RequestLimits, load_text, read_eos_ids
+from services.llm.text.chat_template import ChatTemplate, read_eos_ids
+from services.llm.text.model import RequestLimits, load_text
 from services.llm.text.tokenizer import load_tokenizer
 from tests.support.engine.checkpoints import EOS_ID, overflowing, write_checkpoint
 
