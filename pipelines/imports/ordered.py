@@ -14,7 +14,7 @@ STRETCH_ROWS = 1_000_000
 
 
 class OrderedEvents:
-    """The events of one table by time, ties by row. `remove` deletes its folder."""
+    """The events of one table by time, ties by row or from the last row up. `remove` deletes its folder."""
 
     def __init__(self, folder: Path, batches: Iterable[pl.DataFrame]) -> None:
         self._folder = folder
@@ -30,8 +30,8 @@ class OrderedEvents:
         if waiting and (left := pl.concat(waiting)).height:
             self._write(left)
 
-    def stretches(self) -> Iterator[pl.DataFrame]:
-        """Yield the events, one stretch of time at a time."""
+    def stretches(self, *, is_newest_first: bool = False) -> Iterator[pl.DataFrame]:
+        """Yield the events, one stretch of time at a time; of a table that is newest first, ties in reverse."""
         if not self._num_parts:
             return
         parts = pl.scan_parquet(self._folder / "*.parquet")
@@ -39,7 +39,8 @@ class OrderedEvents:
         for least, most in zip((None, *edges), (*edges, None), strict=True):
             rows = parts if least is None else parts.filter(pl.col("event_time") >= least)
             rows = rows if most is None else rows.filter(pl.col("event_time") < most)
-            if (stretch := rows.collect().sort("event_time", "row", maintain_order=True)).height:
+            stretch = rows.collect().sort("event_time", "row", descending=[False, is_newest_first], maintain_order=True)
+            if stretch.height:
                 yield stretch
 
     def remove(self) -> None:

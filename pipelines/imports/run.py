@@ -141,7 +141,8 @@ def import_events(run: ImportRun, old: OldEvents | None, now_ms: int) -> tuple[I
         nonlocal num_passes
         num_passes += 1
         findings = table_findings if num_passes == 1 else Findings("events")  # duplicates are counted once
-        return (distinct(stretch, findings) for stretch in ordered.stretches())
+        stretches = ordered.stretches(is_newest_first=table.is_newest_first)
+        return (distinct(stretch, findings) for stretch in stretches)
 
     outcome = Import(rows, deliver, run.moved, run.progress_file).run()
     ordered.remove()

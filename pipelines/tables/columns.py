@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as default
+from itertools import islice
 
 import polars as pl
 
@@ -76,6 +77,7 @@ SUGGESTED: Mapping[str, tuple[str, ...]] = {
     "expires_ms": ("expiresat", "expirydate", "expirationdate", "validuntil"),
 }  # fmt: skip
 """Names of other tools without case and punctuation, the likeliest first."""
+_NUM_NAMED = 20
 _IMPRESSIONS = re.compile(r"^\S+-[01](?: \S+-[01])*$")
 
 
@@ -100,6 +102,12 @@ class Named:
 def letters(name: str) -> str:
     """Return a name without case, blanks and punctuation."""
     return re.sub(r"[\W_]", "", name.casefold())
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names as an enumeration."""
+    first = [*islice(names, _NUM_NAMED + 1)]
+    return ", ".join(first[:_NUM_NAMED]) + (", ..." if len(first) > _NUM_NAMED else "")
 
 
 def is_known(name: str) -> bool:
@@ -175,7 +183,7 @@ def check_used(options: TableOptions, tables: Sequence[tuple[str, Table | Frame,
     """Refuse options that match no column of any table. Raises ConfigError."""
     used = frozenset().union(*(named.used for _, _, named in tables))
     columns = [name for _, table, _ in tables for name in table.columns]
-    where = f"{' and '.join(table.name for _, table, _ in tables)} ({', '.join(dict.fromkeys(columns))})"
+    where = f"{' and '.join(table.name for _, table, _ in tables)} ({listed(dict.fromkeys(columns))})"
     for name, ours in options.names.items():
         if name not in used and name not in columns:
             turned = f"; --column {ours}={name} reads that column as {name}" if ours in columns else ""
@@ -257,7 +265,7 @@ def _missing(table: Table | Frame, missing: Sequence[str], left: Sequence[str]) 
             free.remove(column)
         options.append(_option(column or "NAME", field))
     problem = (
-        f"missing among {', '.join(table.columns)} in {table.name}; {' '.join(options)} reads "
+        f"missing among {listed(table.columns)} in {table.name}; {' '.join(options)} reads "
         f"{'them' if len(options) > 1 else 'it'}"
     )
     return DataError(missing[0], problem, EXAMPLES[missing[0]])
@@ -368,6 +376,6 @@ def _note_unused(kind: str, left: Sequence[str], fields: Mapping[str, object], f
             free.remove(column)
     if not left:
         return
-    named = ", ".join(f"{name}{words.get(name, '')}" for name in left[:20]) + (", ..." if len(left) > 20 else "")
+    named = listed(f"{name}{words.get(name, '')}" for name in left)
     what = "ignored" if kind == "events" else "attributes, which models do not learn from"
     findings.note(f"columns that are {what}: {named}")

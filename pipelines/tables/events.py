@@ -22,7 +22,7 @@ from pipelines.tables.cells import as_text, lists, numbers, present
 from pipelines.tables.columns import EXAMPLES, Named
 from pipelines.tables.delimited import RowBatch
 from pipelines.tables.findings import Findings
-from pipelines.tables.ids import IdColumn, is_bad, whole_form
+from pipelines.tables.ids import IdColumn, is_bad, looks_whole, whole_form
 from pipelines.tables.times import PLAUSIBLE_TIME, UTC_US, DayOrder, SerialDays, is_day, times
 from services.contracts.message import MAX_ID_CHARS
 from services.errors import DataError
@@ -49,6 +49,9 @@ _TRUTHS = {"true": 1.0, "false": 0.0}
 _ASIDE = {"row": pl.Int64, "reason": pl.String}
 UNKNOWN_ITEM = "item_id not in items"
 _IDS = ("user_id", "item_id")
+_CODES = (*_IDS, "event_type")
+"""Fields whose numbers are names, so that `7.0` is 7."""
+_MOST = {"user": pl.UInt64, "most": pl.Int64}
 _CLICK, _IMPRESSION = "click", "impression"
 
 
@@ -56,22 +59,29 @@ _CLICK, _IMPRESSION = "click", "impression"
 class EventSurvey:
     """Facts of a whole table, needed before its rows are read: form of its ids, day order, first event times."""
 
-    ids: dict[str, IdColumn] = field(default_factory=lambda: {name: IdColumn() for name in _IDS})
+    ids: dict[str, IdColumn] = field(default_factory=lambda: {name: IdColumn() for name in _CODES})
     days: DayOrder = field(default_factory=DayOrder)
     serial: SerialDays = field(default_factory=SerialDays)
     first_times: pl.DataFrame | None = None
     num_midnights: int = 0
     num_times: int = 0
     num_back: int = 0
+    num_forward: int = 0
     num_ancient: int = 0
     ancient: str = ""
     rejected: set[int] = field(default_factory=set)
-    newest: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema={"user": pl.UInt64, "newest": UTC_US}))
+    newest: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_MOST))
+    oldest: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_MOST))
+
+    @property
+    def is_newest_first(self) -> bool:
+        """Whether the times of each user fall from row to row, so that of equal times the last row is the earliest."""
+        return self.num_back > 0 and not self.num_forward
 
     def refuse(self, named: Named, table: str) -> None:
         """Raise DataError for an id column with fractions, or times in days."""
-        for name, column in self.ids.items():
-            column.refuse(named.column(name), table, EXAMPLES[name])
+        for name in _IDS:
+            self.ids[name].refuse(named.column(name), table, EXAMPLES[name])
         self.serial.refuse(named.column("event_time"), table, EXAMPLES["event_time"])
 
 
@@ -79,9 +89,9 @@ def survey(batches: Iterable[RowBatch], named: Named) -> EventSurvey:
     """Survey all rows."""
     surveyed = EventSurvey()
     for batch in batches:
-        for name in _IDS:
-            if name in named.fields and not isinstance(batch.frame[named.column(name)].dtype, pl.List):
-                surveyed.ids[name].look_at(present(as_text(batch.frame[named.column(name)]))[0])
+        for name in (name for name in _CODES if name in named.fields):
+            words = (_all_items if name == "item_id" else as_text)(batch.frame[named.column(name)])
+            surveyed.ids[name].look_at(present(words if name in _IDS else words.unique())[0])
         times_written = batch.frame[named.column("event_time")]
         surveyed.days.look_at(times_written)
         if times_written.dtype.is_numeric() or times_written.dtype == pl.String:
@@ -135,7 +145,7 @@ def read_events(
         return pl.DataFrame(schema=EVENT_TYPES), broken
     at, num_unread = _times(frame, named, about)
     findings.note("{n} with an invalid offset_ms keep their event_time", num_unread)
-    users = _ids(frame[named.column("user_id")], "user_id", about, findings)
+    users = id_text(frame[named.column("user_id")], "user_id", about.ids["user_id"], findings)
     value, unread = _values(frame, named)
     table = pl.DataFrame(
         {
@@ -143,7 +153,7 @@ def read_events(
             "row": batch.rows,
             "user_id": users,
             "event_time": at,
-            "event_type": _types(frame, named, findings),
+            "event_type": _types(frame, named, about, findings),
             "value": value,
             "event_id": _optional_text(frame, named, "event_id"),
             "unread": unread,
@@ -174,14 +184,16 @@ def read_events(
 def note_times(about: EventSurvey, findings: Findings) -> None:
     """Note the times of the whole table: dates without times, or an order that differs from the rows'."""
     if about.num_times and about.num_midnights == about.num_times:
-        findings.note("all times are whole days: events of one day keep the order of their rows")
+        order = "are in reverse order of" if about.is_newest_first else "keep the order of"
+        findings.note(f"all times are whole days: events of one day {order} their rows")
     findings.note(
         "{n} times are before 1990: numbers are Unix seconds or finer; write days, minutes and years as dates",
         about.num_ancient,
         about.ancient,
     )
+    ties = ", and equal times from the last row up" if about.is_newest_first else ""
     findings.note(
-        "{n} rows are older than a row of the same user above them: events are ordered by time", about.num_back
+        f"{{n}} rows are older than a row of the same user above them: events are ordered by time{ties}", about.num_back
     )
 
 
@@ -224,12 +236,11 @@ def refuse_empty(
         raise DataError(field if field in EXAMPLES else "", problem, EXAMPLES.get(field, f"a table of {findings.kind}"))
 
 
-def _ids(values: pl.Series, name: str, about: EventSurvey, findings: Findings) -> pl.Series:
-    return id_text(values, name, about.ids[name], findings)
-
-
 def id_text(values: pl.Series, name: str, column: IdColumn | None, findings: Findings) -> pl.Series:
-    """Return ids in their original form, null where missing, and note changes. Without a `column`, ids are exact."""
+    """Return ids or codes in their original form, null where missing, and note changes.
+
+    Without a `column`, they are exact.
+    """
     written = as_text(values)
     if column is None:
         return written
@@ -247,25 +258,18 @@ def id_text(values: pl.Series, name: str, column: IdColumn | None, findings: Fin
     )
     if not column.num_floats:
         return words
-    whole = whole_form(words, column)
-    changed = (whole != words).fill_null(value=False)
-    if not changed.any():
-        return whole if not column.keeps_fractions else words.set(whole.is_null(), None)
-    example = words.filter(changed)[0]
-    what = f"{{n}} ids of column {name}"
+    ids, what = whole_form(words, column), f"{{n}} values of column {name}"
     if column.keeps_fractions:
-        findings.note(
-            f"{what} look like floating-point numbers, and others have fractions: all stay as they are written",
-            int(changed.sum()),
-            example,
-        )
-        return words.set((whole.is_null() & words.is_not_null()), None)
-    findings.note(
-        f"{what} are written as floating-point numbers and read as integers",
-        int(changed.sum()),
-        f"{example} as {whole.filter(changed)[0]}",
-    )
-    return whole
+        changed = looks_whole(words)
+        what += " look like floating-point numbers, and others have fractions: all stay as they are written"
+    else:
+        changed = (ids != words).fill_null(value=False)
+        what += " are written as floating-point numbers and read as integers"
+    if changed.any():
+        example = words.filter(changed)[0]
+        example += "" if column.keeps_fractions else f" as {ids.filter(changed)[0]}"
+        findings.note(what, int(changed.sum()), example)
+    return ids
 
 
 def _times(frame: pl.DataFrame, named: Named, about: EventSurvey) -> tuple[pl.Series, int]:
@@ -281,14 +285,11 @@ def _times(frame: pl.DataFrame, named: Named, about: EventSurvey) -> tuple[pl.Se
     return times(at + micros.cast(pl.Duration("us"))), int(is_unread.sum())
 
 
-def _types(frame: pl.DataFrame, named: Named, findings: Findings) -> pl.Series:
+def _types(frame: pl.DataFrame, named: Named, about: EventSurvey, findings: Findings) -> pl.Series:
     if "event_type" not in named.fields:
-        return pl.Series(["interaction"]).new_from_index(0, frame.height)
-    written = as_text(frame[named.column("event_type")])
-    words, _ = present(written)
-    num_blank = int((written.str.len_bytes() != words.str.len_bytes()).fill_null(value=False).sum())
-    findings.note("{n} values of column event_type have blanks around them, which are removed", num_blank)
-    return words.fill_null(DEFAULT_TYPE)
+        return pl.Series([DEFAULT_TYPE]).new_from_index(0, frame.height)
+    types = id_text(frame[named.column("event_type")], "event_type", about.ids["event_type"], findings)
+    return types.fill_null(DEFAULT_TYPE)
 
 
 def _values(frame: pl.DataFrame, named: Named) -> tuple[pl.Series, pl.Series]:
@@ -318,17 +319,9 @@ def _with_items(
     """Add the item of each row; a row with several items becomes several rows."""
     parts = []
     if "item_id" in named.fields:
-        column = frame[named.column("item_id")]
-        if isinstance(column.dtype, pl.List | pl.Array):
-            parts.append(_exploded(table, lists(column), findings))
-        else:
-            words = _ids(column, "item_id", about, findings)
-            if about.ids["item_id"].num_floats:
-                table = table.with_columns(written=present(as_text(column))[0])
-            is_list = words.str.contains(r"^\[.*\]$").fill_null(value=False)
-            parts.append(table.with_columns(item_id=words).filter(~is_list))
-            if is_list.any():
-                parts.append(_exploded(table.filter(is_list), lists(words.filter(is_list)), findings))
+        rows, column = _each_item(table, frame[named.column("item_id")], findings), about.ids["item_id"]
+        written = {"written": present(rows["item_id"])[0]} if column.num_floats else {}
+        parts.append(rows.with_columns(item_id=id_text(rows["item_id"], "item_id", column, findings), **written))
     if "impressions" in named.fields:
         shown = as_text(frame[named.column("impressions")]).str.split(" ").list.drop_nulls()
         exploded = table.with_columns(item_id=shown).explode("item_id").filter(pl.col("item_id") != "")
@@ -339,6 +332,25 @@ def _with_items(
     if "history" in named.fields:
         parts.append(_histories(table, as_text(frame[named.column("history")]), about))
     return pl.concat(parts, how="diagonal").sort("at", maintain_order=True) if len(parts) > 1 else parts[0]
+
+
+def _each_item(table: pl.DataFrame, column: pl.Series, findings: Findings) -> pl.DataFrame:
+    """Add the item of each row as written; a row that lists items becomes a row for each."""
+    if isinstance(column.dtype, pl.List | pl.Array):
+        return _exploded(table, lists(column), findings)
+    words = as_text(column)
+    table = table.with_columns(item_id=words)
+    if not words.str.contains("[", literal=True).any():
+        return table
+    is_list = words.str.contains(r"^\s*\[.*\]\s*$").fill_null(value=False)
+    listed = _exploded(table.filter(is_list), lists(words.filter(is_list)), findings)
+    return pl.concat([table.filter(~is_list), listed]).sort("at", maintain_order=True)
+
+
+def _all_items(column: pl.Series) -> pl.Series:
+    """Return the items of all rows as written."""
+    rows = pl.DataFrame({"at": pl.int_range(len(column), eager=True)})
+    return _each_item(rows, column, Findings("events"))["item_id"]
 
 
 def _exploded(table: pl.DataFrame, items: pl.Series, findings: Findings) -> pl.DataFrame:
@@ -438,18 +450,25 @@ def _as_shown(column: pl.Series) -> pl.Series:
 
 
 def _count_times(good: pl.DataFrame, about: EventSurvey) -> None:
-    """Count dates without a time, times before 1990, and rows older than a previous row of the same user."""
+    """Count dates without a time, times before 1990, and rows older or newer than an earlier row of the same user."""
     about.num_times += good.height
     about.num_midnights += int(is_day(good["event_time"]).sum())
     ancient = good.filter(pl.col("event_time") < PLAUSIBLE_TIME)
     if ancient.height:
         about.num_ancient, about.ancient = about.num_ancient + ancient.height, about.ancient or _example(ancient)
-    rows = good.select(user=pl.col("user_id").hash(), at="event_time").join(
-        about.newest, on="user", how="left", maintain_order="left"
-    )
-    rows = rows.with_columns(newest=pl.max_horizontal("newest", pl.col("at").cum_max().over("user")))
-    about.num_back += int((rows["at"] < rows["newest"]).sum())
-    about.newest = pl.concat([about.newest, rows.select("user", "newest")]).group_by("user").agg(pl.col("newest").max())
+    rows = good.select(user=pl.col("user_id").hash(), at=pl.col("event_time").dt.epoch("us"))
+    num_back, about.newest = _num_fallen(rows, about.newest)
+    about.num_back += num_back
+    if not about.num_forward:
+        about.num_forward, about.oldest = _num_fallen(rows.with_columns(-pl.col("at")), about.oldest)
+
+
+def _num_fallen(rows: pl.DataFrame, most: pl.DataFrame) -> tuple[int, pl.DataFrame]:
+    """Return how many rows (user, at) are below an earlier row of their user, and the largest `at` of each user."""
+    rows = rows.join(most, on="user", how="left", maintain_order="left")
+    rows = rows.with_columns(most=pl.max_horizontal("most", pl.col("at").cum_max().over("user")))
+    most = pl.concat([most, rows.select("user", "most")]).group_by("user").agg(pl.col("most").max())
+    return int((rows["at"] < rows["most"]).sum()), most
 
 
 def order_events(events: pl.DataFrame) -> pl.DataFrame:

@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from pipelines.tables.cells import as_text, present
-from pipelines.tables.columns import SUGGESTED, is_known, letters
+from pipelines.tables.columns import SUGGESTED, is_known, letters, listed
 from pipelines.tables.encoding import as_utf8, head_of, utf8_chunks
 from pipelines.tables.files import Table
 from pipelines.tables.ids import IdColumn, whole_form
@@ -91,7 +91,7 @@ def _of_table(path: Path, field: str) -> pl.Series:
     table = Table(path, None, is_known)
     alike = [name for name in table.columns if letters(name) == letters(field)] or list(table.columns)
     if len(alike) != 1:
-        raise DataError(field, f"missing among {', '.join(table.columns)} in {table.name}", "a column of that name")
+        raise DataError(field, f"missing among {listed(table.columns)} in {table.name}", "a column of that name")
     parts = [as_text(batch.frame[alike[0]]) for batch in table.batches()]
     return present(pl.concat(parts))[0] if parts else pl.Series([], dtype=pl.String)
 

@@ -67,10 +67,25 @@ class IdColumn:
 
 
 def whole_form(words: pl.Series, column: IdColumn) -> pl.Series:
-    """Return ids, whole floating-point numbers as integers; in a column of numbers, ids with lost digits are null."""
-    is_whole = words.str.contains(_WHOLE).fill_null(value=False)
+    """Return ids: whole floating-point numbers as integers, or all as written if others have fractions.
+
+    In a column of numbers, ids with lost digits are null.
+    """
+    if not column.num_floats:
+        return words
+    integers = _integers(words, column)
+    return words.set(integers.is_null(), None) if column.keeps_fractions else integers
+
+
+def looks_whole(words: pl.Series) -> pl.Series:
+    """Return which ids are whole numbers that are written as floating-point numbers."""
+    return words.str.contains(_WHOLE).fill_null(value=False)
+
+
+def _integers(words: pl.Series, column: IdColumn) -> pl.Series:
+    is_whole = looks_whole(words)
     ids = words.str.replace(r"\.0+$", "").zip_with(is_whole, words) if is_whole.any() else words
-    if not (column.reads_scientific and column.num_floats):
+    if not column.reads_scientific:
         return ids
     is_other = words.str.contains(_SCIENTIFIC).fill_null(value=False)
     if not is_other.any():

@@ -45,19 +45,25 @@ _FLAG, _TIME = "true or false", "2026-12-31 or Unix milliseconds"
 
 @dataclass(frozen=True, slots=True)
 class ItemSurvey:
-    """Facts of a whole table, needed before its rows are read: form of its ids (None: an exact table), day order."""
+    """Facts of a whole table, needed before its rows are read.
+
+    Forms of its ids (None: an exact table) and of its columns of categories, and day order.
+    """
 
     ids: IdColumn | None
+    categories: Mapping[str, IdColumn] = field(default_factory=dict)
     days: DayOrder = field(default_factory=DayOrder)
 
 
 def survey_items(batches: Iterable[RowBatch], named: Named, *, is_exact: bool) -> ItemSurvey:
     """Survey all rows; with `is_exact`, ids need no survey."""
-    surveyed = ItemSurvey(None if is_exact else IdColumn())
+    categories = () if is_exact else named.fields.get("categories", ())
+    surveyed = ItemSurvey(None if is_exact else IdColumn(), {column: IdColumn() for column in categories})
     columns = [named.column(name) for name in _TIMES if name in named.fields]
     for batch in batches if columns or not is_exact else ():
         if surveyed.ids is not None:
-            surveyed.ids.look_at(present(as_text(batch.frame[named.column("item_id")]))[0])
+            for column, form in ((named.column("item_id"), surveyed.ids), *surveyed.categories.items()):
+                form.look_at(present(as_text(batch.frame[column]))[0])
         for column in columns:
             surveyed.days.look_at(batch.frame[column])
     return surveyed
@@ -78,7 +84,7 @@ def read_items(
     """
     frame = batch.frame
     broken = count_batch(batch, findings)
-    cells = _Cells(_without_zero_dates(frame, named), named, options, sequences, findings, is_exact=about.ids is None)
+    cells = _Cells(_without_zero_dates(frame, named), named, options, sequences, about, findings)
     columns = {
         "row": batch.rows,
         "item_id": id_text(frame[named.column("item_id")], "item_id", about.ids, findings),
@@ -167,12 +173,11 @@ class _Cells:
         named: Named,
         options: TableOptions,
         sequences: frozenset[str],
+        about: ItemSurvey,
         findings: Findings,
-        *,
-        is_exact: bool,
     ) -> None:
         self._frame, self._named, self._options, self._findings = frame, named, options, findings
-        self._sequences, self._is_exact = sequences, is_exact
+        self._sequences, self._about, self._is_exact = sequences, about, about.ids is None
 
     def text(self, field: str, max_chars: int | None) -> pl.Series:
         """Return a text, cut to its maximal length."""
@@ -230,6 +235,8 @@ class _Cells:
 
     def _categories_of(self, column: str, *, is_only: bool) -> pl.Series:
         values = self._frame[column]
+        if (codes := self._about.categories[column]).num_floats and codes.reads_scientific:
+            values = id_text(values, column, codes, self._findings)
         if (
             not is_only
             and (is_set := flags(values)).drop_nulls().len() == (present(as_text(values))[0]).drop_nulls().len()
@@ -261,6 +268,8 @@ class _Cells:
             return self._read(column, numbers)[0]
         if {name, column} & options.flags:
             return self._read(column, flags)[0]
+        if split := options.splits.get(column) or options.splits.get(name):
+            return self._texts(column, lists(values, split))
         dtype = values.dtype
         if dtype == pl.Boolean:
             return values

@@ -33,6 +33,12 @@ Read = tuple[int, dict[str, Any] | str]
 """The number of a row, and its values or the reason why it has none."""
 
 
+class _Broken(str):
+    """Why a row is not JSON; a text in the JSON is another string."""
+
+    __slots__ = ()
+
+
 class JsonRows:
     """Reads the batches of a file, always from the first row."""
 
@@ -70,8 +76,8 @@ class JsonRows:
 
     def _rows(self) -> Iterator[Read]:
         for number, value in _lines(self._path) if self._by_line else self._objects():
-            if isinstance(value, str):
-                yield number, value
+            if isinstance(value, _Broken):
+                yield number, str(value)
             elif not isinstance(value, dict):
                 yield number, "no JSON object"
             elif _has_half_pair(value):
@@ -104,7 +110,7 @@ class JsonRows:
                 if len(text) - at < _MAX_OBJECT and (more := next(texts, None)) is not None:
                     text, at = text[at:] + more + "".join(islice(texts, len(text) // CHUNK_BYTES)), 0
                     continue
-                value = "nested too deep" if isinstance(error, RecursionError) else "no JSON"
+                value = _Broken("nested too deep" if isinstance(error, RecursionError) else "no JSON")
                 match = _NEXT_OBJECT.search(text, at)
                 at = len(text) if match is None else match.end() - 1
             for inner in self._wrapped(value) if number == 1 else (value,):
@@ -182,9 +188,9 @@ def _parse(text: str) -> Any:
     try:
         return json.loads(text, parse_int=_int)
     except RecursionError:
-        return "nested too deep"
+        return _Broken("nested too deep")
     except ValueError:
-        return "no JSON"
+        return _Broken("no JSON")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -195,7 +201,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
         for line in lines:
             if line.strip():
                 text = as_utf8(line)[0]
-                yield number, NO_TEXT if b"\0" in text else _parse(text.decode())
+                yield number, _Broken(NO_TEXT) if b"\0" in text else _parse(text.decode())
             number += 1
 
 

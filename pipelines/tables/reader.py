@@ -42,6 +42,8 @@ class EventTable:
         self.table = table
         self.named = name_columns("events", table, options, self.findings)
         self._rejected: list[pl.DataFrame] = []
+        self.is_newest_first = False
+        """Whether the rows of each user are from new to old, known once all batches are read."""
 
     def batches(
         self, known: pl.Series | None = None, keeps: Keeps | None = None, refuse: pl.Expr | None = None
@@ -63,14 +65,16 @@ class EventTable:
             self._rejected.append(rejected)
             num_accepted += good.height
             yield good
+        self.is_newest_first = about.is_newest_first
         note_times(about, self.findings)
         if keeps is None or self.findings.num_rows:
             refuse_empty(self.findings, self.table.name, self.named, num_accepted, known)
 
     def read(self, known: pl.Series | None = None, keeps: Keeps | None = None) -> pl.DataFrame:
-        """Return all accepted rows, in file order, without exact duplicates."""
+        """Return all accepted rows without exact duplicates, in file order, or in reverse if it is newest first."""
         parts = [*self.batches(known, keeps)]
-        return distinct(pl.concat(parts) if parts else pl.DataFrame(schema=EVENT_TYPES), self.findings)
+        events = distinct(pl.concat(parts) if parts else pl.DataFrame(schema=EVENT_TYPES), self.findings)
+        return events.sort("row", descending=True, maintain_order=True) if self.is_newest_first else events
 
     @property
     def rejected(self) -> pl.DataFrame:

@@ -107,6 +107,13 @@ def test_a_file_is_read_in_the_encodings_of_spreadsheets(
     assert read_index(tmp_path / name).sids == SIDS
 
 
+def test_ids_with_fractions_stay_as_the_tables_read_them(tmp_path: Path) -> None:
+    """Of ids such as versions, `1.0` is not 1."""
+    index = read_index(text("sids.json", {"1.0": [1, 2], "1.5": [1, 3]})(tmp_path))
+
+    assert [*index.sids] == ["1.0", "1.5"]
+
+
 def test_tokens_around_a_code_are_none_of_its_levels(tmp_path: Path) -> None:
     """The prompt ends with the first of them, which a beam would otherwise repeat."""
     whole = "<|sid_begin|><s_a_1><s_b_2><|sid_end|>"

@@ -175,6 +175,7 @@ def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, t
         ("ü1\n".encode("latin-1"), ["ü1"]),
         (b"\xef\xbb\xbfuser_id\nu1\n", ["u1"]),
         (b"7.0\n8\nnan\n", ["7", "8", "nan"]),
+        (b"1.0\n1.5\nbeta\n", ["1.0", "1.5", "beta"]),
         (b'"u,1"\nu,2\n', ["u,1", "u,2"]),
         (b"name,user_id\nA,u1\nB,u2\n", ["u1", "u2"]),
         (b"User ID;name\nu1;A\n", ["u1"]),

@@ -118,6 +118,16 @@ def test_an_impression_is_one_event_for_each_item_and_the_history_comes_first(tm
     assert own == [("N01", "click"), ("N02", "click"), *shown]
 
 
+def test_a_history_is_its_users_also_if_ids_have_fractions(tmp_path: Path) -> None:
+    """A user `1.0` among others such as `1.5` keeps the id in the history as in the events."""
+    path = tmp_path / "behaviors.tsv"
+    lines = ("1.0\t1780000000\ta b\tc-1", "1.5\t1780000000\t\tf-1", "beta\t1780000000\td\te-1")
+    path.write_text("\n".join(("user_id\tevent_time\thistory\timpressions", *lines)))
+    (rows, _), _ = events_of(path, ItemArguments().parsed(), tmp_path)
+
+    assert [item for user, item, *_ in rows if user == "1.0"] == ["a", "b", "c"]
+
+
 def test_options_that_two_tables_share_go_to_the_one_that_has_the_column(tmp_path: Path) -> None:
     """A single command line can rename columns of both events and items."""
     options: TableOptions = ItemArguments(column=["movie_title=title", "class=categories", "rating=value"]).parsed()

@@ -84,7 +84,7 @@ def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any
     _, table = open_tables(IngestSources(path, folder / "items.csv", (), tables=options), folder)
     assert table is not None
     columns = ("user_id", "item_id", "event_time", "event_type", "value")
-    read = table.read().sort("event_time", "row", maintain_order=True)
+    read = table.read().sort("event_time", maintain_order=True)
     read = read.with_columns(pl.col("event_time").dt.truncate("1ms"))  # the stream's resolution
     piped = [tuple(row[name] for name in columns) for row in read.to_dicts()]
     sent: list[Any] = []
@@ -264,9 +264,34 @@ EVENTS = {
         HEADER + 'x,"a,b,1780000000,buy,1\n' + GOOD.removeprefix(HEADER), [U, V], {"a quote that is not closed": [2]}
     ),
     "newest first": Case(
-        HEADER + "v,a,1780000001,buy,1\nu,a,1780000001,buy,1\nu,a,1780000000,buy,1\n",
-        [U, V, ("u", "a", V[2], "buy", 1.0)],
-        notes=("events are ordered by time",),
+        HEADER + "v,a,1780000001,buy,1\nu,a,1780000001,buy,1\nu,a,1780000000,view,1\nu,a,1780000000,buy,1\n",
+        [U, ("u", "a", U[2], "view", 1.0), ("u", "a", V[2], "buy", 1.0), V],
+        notes=("events are ordered by time, and equal times from the last row up",),
+    ),
+    "newest days first": Case(
+        "user_id,item_id,event_time,event_type\nu,a,20260529,buy\nu,a,20260528,view\nu,a,20260528,buy\n",
+        [
+            ("u", "a", DAY, "buy", 1.0),
+            ("u", "a", DAY, "view", 1.0),
+            ("u", "a", DAY + timedelta(days=1), "buy", 1.0),
+        ],
+        notes=("events of one day are in reverse order of their rows",),
+    ),
+    "types as floating-point numbers": Case(
+        HEADER + "u,a,1780000000,1.0,1\nv,a,1780000001,,1\n",
+        [(*U[:3], "1", 1.0), (*V[:3], "interaction", 1.0)],
+        notes=("values of column event_type are written as floating-point numbers",),
+    ),
+    "baskets of floating-point numbers": Case(
+        HEADER + 'u,"[12.0, 13.0]",1780000000,buy,1\nv,12.0,1780000001,buy,1\n',
+        [("u", "12", *U[2:]), ("u", "13", *U[2:]), ("v", "12", *V[2:])],
+        notes=("3 values of column item_id are written as floating-point numbers", "1 rows list several items"),
+    ),
+    "baskets of numbers with their types": Case(
+        parquet(item_id=[[12.0, 13.0], [12.0]], event_type=["buy", "buy"]),
+        [("u", "12", *U[2:]), ("u", "13", *U[2:]), ("v", "12", *V[2:])],
+        notes=("3 values of column item_id are written as floating-point numbers",),
+        name="events.parquet",
     ),
     "days": Case(
         "user_id,item_id,event_time\nu,a,20260528\n", [("u", "a", DAY, "interaction", 1.0)], notes=("whole days",)
@@ -275,7 +300,7 @@ EVENTS = {
         "user_id,item_id,event_time,timeframe\nu,a,2026-05-28,3000\nu,b,2026-05-28,1000\nu,c,2026-05-28,NA\nu,d,2026-05-28,soon\n",
         [
             ("u", item, DAY + timedelta(seconds=seconds), "interaction", 1.0)
-            for item, seconds in (("c", 0), ("d", 0), ("b", 1), ("a", 3))
+            for item, seconds in (("d", 0), ("c", 0), ("b", 1), ("a", 3))
         ],
         notes=("1 with an invalid offset_ms", "events are ordered by time"),
         options=ItemArguments(column=["timeframe=offset_ms"]).parsed(),
@@ -502,6 +527,14 @@ TABLES = {
         [("12", *P1[1:]), ("13", *P3[1:])],
         notes=("read as integers",),
     ),
+    "categories as floating-point numbers": Case(
+        ITEMS + "p1,Lamp,12.0\np2,Chair,\np3,Table,13.0\n",
+        [("p1", "Lamp", ["12"]), ("p2", "Chair", []), ("p3", "Table", ["13"])],
+        notes=("2 values of column categories are written as floating-point numbers",),
+    ),
+    "categories of which some are no numbers": Case(
+        ITEMS + "p1,Lamp,2.0\np2,Chair,beta\n", [("p1", "Lamp", ["2.0"]), ("p2", "Chair", ["beta"])]
+    ),
     "files appended with their headers": Case(ROWS % ITEMS, [P1, P3], {"the header again": [3]}),
     "an id that is the name of its column": Case(ROWS % "item_id,Chair,Seat\n", [P1, ("item_id", *P2[1:]), P3]),
     "no title": Case(ROWS % "p2,,Seat\n", [P1, ("p2", "p2", ["Seat"]), P3], notes=("1 without a title",)),
@@ -635,7 +668,19 @@ def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
     assert sum("column popularity is skipped" in str(note) for note in findings.notes) == 1
 
 
+def test_a_list_of_an_attribute_is_split_by_its_option(tmp_path: Path) -> None:
+    """`--list` applies to attributes as it does to categories."""
+    states, _ = states_of('item_id,tags\np1,"red, blue"\np2,green\n', tmp_path, lists=["tags=,"])
+
+    assert {name: state.attributes["tags"] for name, state in states.items()} == {"p1": ("red", "blue"), "p2": "green"}
+
+
 REFUSED = {
+    "many columns": (
+        f"{','.join(f'c{number}' for number in range(1_000))}\n{'a,' * 999}a\n",
+        {},
+        "c18, c19, ... in table.csv; --column",
+    ),
     "options for all that is missing": (
         "visitorid,ts,product\nu,1780000000,a\n",
         {},
@@ -741,9 +786,10 @@ def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_p
     [
         ('{"user_id": "u", "x": ' + "[" * 2_000 + "]" * 2_000 + "}", "row 1: nested too deep"),
         ('{"user_id": "u", "x": "\\ud800"}', "row 1: bytes that are not text"),
+        ('["a", "b"]', "row 1: no JSON object"),
         ("[]", "no rows"),
     ],
-    ids=["nested", "half a character", "empty"],
+    ids=["nested", "half a character", "texts", "empty"],
 )
 def test_json_without_a_row_is_refused_by_its_first_reason(content: str, words: str, tmp_path: Path) -> None:
     """A file without one readable object says why, not that its columns are missing."""

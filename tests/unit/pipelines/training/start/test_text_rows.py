@@ -265,7 +265,10 @@ def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, 
     titles = dict(zip(live.catalogue().item_ids, live.catalogue().titles, strict=True))
     assert (num_new, titles["7"], titles["z"]) == (2, "7", "Z")
     assert reported == [
-        "items: 1 ids of column item_id are written as floating-point numbers and read as integers, such as 7.0 as 7",
+        (
+            "items: 1 values of column item_id are written as floating-point numbers and read as integers, "
+            "such as 7.0 as 7"
+        ),
         "items: 1 exact duplicates are dropped, such as item_id=z",
         "items: 1 rows are merged into the first row of their item, whose values stay, such as row 10, item_id=z",
         "items: 1 values of merged rows differ from those that stay, such as title 1",
