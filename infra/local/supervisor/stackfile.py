@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from services.errors import EnvironmentFault
 MARK = "STACK_OF_TAILRACE"
 """The variable in the environment of every process of a stack; its value is the stack's state folder."""
 _STDIN = 0
+_CHECK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,16 @@ class StackFile:
     def _locked(self) -> IO[str]:
         self._run_dir.mkdir(parents=True, exist_ok=True)
         lock = (self._run_dir / "lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.close()
-            raise self.taken() from error
-        return lock
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if self.is_claimed():
+                    lock.close()
+                    raise self.taken() from error
+                time.sleep(_CHECK_S)  # another process's `is_claimed` holds the lock for a moment
+            else:
+                return lock
 
     def _inherited(self) -> IO[str] | None:
         """Return the lock that standard input is, and make standard input empty; None if it is another file."""

@@ -1,10 +1,12 @@
 """The stack's record and lock."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO
 
@@ -34,13 +36,31 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
     assert not StackFile(tmp_path / "a").is_claimed()
 
 
+def test_a_claim_waits_for_a_look_at_the_lock(tmp_path: Path) -> None:
+    """A process that asks whether a stack runs, as `tailrace status` does, holds a shared lock for a moment."""
+    stack_file = StackFile(tmp_path)
+    stack_file.claim()
+    stack_file.release()
+    with ThreadPoolExecutor(1) as thread, (tmp_path / "run" / "lock").open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        claim = thread.submit(stack_file.claim)
+        wait((claim,), 0.1)
+        fcntl.flock(look, fcntl.LOCK_UN)
+        claim.result()
+
+    assert stack_file.is_claimed()
+    stack_file.release()
+
+
 def test_a_child_holds_the_lock_from_its_first_moment(tmp_path: Path) -> None:
     """A spawned supervisor has lock and record before its own claim, and its children do not keep the lock."""
     child_of = f"""
-        import subprocess, sys
+        import subprocess, sys, time
         from pathlib import Path
         from infra.local.supervisor.stackfile import StackFile
 
+        while not Path({str(tmp_path / "go")!r}).exists():
+            time.sleep(0.01)
         sys.stdout.write("begun\\n")
         sys.stdout.flush()
         StackFile(Path({str(tmp_path)!r})).claim()
@@ -62,6 +82,7 @@ def test_a_child_holds_the_lock_from_its_first_moment(tmp_path: Path) -> None:
         assert (record.supervisor_pid, record.stage) == (child.pid, "starting")
         with pytest.raises(EnvironmentFault, match="already runs"):
             StackFile(tmp_path).claim_for(spawn)
+        (tmp_path / "go").touch()
         assert output.readline() == b"begun\n"
         grandchild = int(output.readline())
         assert child.wait() == 0
