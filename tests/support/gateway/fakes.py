@@ -60,12 +60,16 @@ class FakeFeatures:
 
 
 class FakeLlm:
-    """Ranks by a fixed order of item IDs, with exclusions and allowed items; raises `error`, sleeps `delay_s` first."""
+    """Ranks by a fixed order of item IDs, with exclusions and allowed items.
+
+    Waits for `gate` first, if any, and sleeps `delay_s`; then raises `error`.
+    """
 
     def __init__(self, order: Sequence[str], version: str) -> None:
         self.order = order
         self.version = version
         self.error: BaseException | None = None
+        self.gate: asyncio.Event | None = None
         self.delay_s = 0.0
         self.requests: list[RankRequest] = []
         self.names: Sequence[str] = ()
@@ -77,6 +81,8 @@ class FakeLlm:
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, within the timeout."""
         self.requests.append(request)
+        if self.gate is not None:
+            await self.gate.wait()
         await asyncio.sleep(min(self.delay_s, timeout_s))
         if self.delay_s > timeout_s:
             raise DeadlineExceeded("llm")

@@ -107,7 +107,7 @@ async def test_threads_are_one_part(fails: str, expected: list[str]) -> None:
 
 async def test_threads_stop_at_the_same_time() -> None:
     """Two threads that wait for each other's stop both end."""
-    barrier = threading.Barrier(2, timeout=5.0)
+    barrier = threading.Barrier(2, timeout=60.0)
 
     class Waiting:
         """A thread whose stop ends when another's has begun."""

@@ -16,6 +16,7 @@ from services.errors import DependencyUnavailable
 from services.gateway.overload.admission import AdmissionDecision
 from services.gateway.tiers.similar import find_new
 from services.items.layout import ItemLayout
+from tests.support.wait import until
 from tests.unit.gateway.world import VERSION, World, catalogue_of, publish, started_world, user
 
 
@@ -43,10 +44,11 @@ async def test_no_tier_shows_what_is_hidden(world: World, user_id: str, tier: st
 async def test_an_item_that_is_hidden_while_the_llm_ranks_is_not_shown(world: World) -> None:
     """An item hidden during the LLM's ranking is not shown, and the next tier fills the answer."""
     first = (await world.recommend("long")).items[0].item_id
-    world.llm.delay_s = 0.2
+    world.llm.gate = asyncio.Event()
     asking = asyncio.create_task(world.recommend("long"))
-    await asyncio.sleep(0.05)
+    await until(lambda: len(world.llm.requests) == 2)
     hide(world, first)
+    world.llm.gate.set()
     answer = await asking
 
     assert answer.tier == Tier.LLM

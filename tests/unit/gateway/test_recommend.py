@@ -190,9 +190,9 @@ async def test_a_disliked_item_is_never_shown(world: World, error: Exception | N
 
 async def test_an_llm_that_never_answers_costs_no_deadline(tmp_path: Path) -> None:
     """The wait ends before the reserve, and the student answers in time."""
-    async with started_world(tmp_path, deadlines=replace(CONFIG.deadlines, reserve_ms=100.0)) as world:
+    async with started_world(tmp_path, deadlines=replace(CONFIG.deadlines, reserve_ms=500.0)) as world:
         world.llm.delay_s = 3_600
-        answer = await world.recommend(deadline_ms=500)
+        answer = await world.recommend(deadline_ms=2_000)
 
     assert (answer.tier, answer.reason) == (Tier.STUDENT, Reason.LLM_LATE)
     assert world.metric("tailrace_deadline_missed_total", door="rest") == 0
@@ -244,8 +244,8 @@ async def test_without_features_there_are_answers(world: World, error: Exception
     """Popularity answers a request without history, the student a request with recent items."""
     world.features.error, world.features.delay_s = error, delay_s
 
-    bare = await world.recommend()
-    helped = await world.recommend(recent_item_ids=("i00", "i01", "i02"))
+    bare = await world.recommend(deadline_ms=1_000)
+    helped = await world.recommend(recent_item_ids=("i00", "i01", "i02"), deadline_ms=1_000)
 
     assert (bare.tier, bare.reason) == (Tier.POPULAR, Reason.FEATURES_UNAVAILABLE)
     assert (helped.tier, helped.reason) == (Tier.STUDENT, Reason.FEATURES_UNAVAILABLE)
@@ -284,9 +284,11 @@ async def test_a_disconnect_frees_the_llms_place(world: World, num_begun: int) -
 
 async def test_many_callers_at_once_overflow_to_the_student(world: World) -> None:
     """Requests above the bound do not wait for the LLM."""
-    world.llm.delay_s = 0.5  # longer than a busy machine takes to start twelve requests
-
-    answers = await asyncio.gather(*(world.recommend(deadline_ms=2_000) for _ in range(12)))
+    world.llm.gate = asyncio.Event()
+    calls = [asyncio.create_task(world.recommend()) for _ in range(12)]
+    await until(lambda: len(world.llm.requests) + sum(call.done() for call in calls) == 12)
+    world.llm.gate.set()
+    answers = await asyncio.gather(*calls)
 
     reasons = [answer.reason for answer in answers]
     assert reasons.count(Reason.LLM_IN_TIME) == 6, "two of the eight places are kept for high priority"

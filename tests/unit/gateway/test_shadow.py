@@ -188,10 +188,10 @@ async def test_nothing_is_drawn_by_default(world: World) -> None:
 
 async def test_one_sample_at_a_time(taught: World) -> None:
     """Samples drawn while another is ranked are counted and discarded."""
-    taught.llm.delay_s = 0.2
-
+    taught.llm.gate = asyncio.Event()
     for _ in range(3):
         await taught.recommend("short")
+    taught.llm.gate.set()
 
     assert await outcomes(taught, 3) == {"busy": 2, "compared": 1}
     assert len(taught.llm.requests) == 1
@@ -199,7 +199,7 @@ async def test_one_sample_at_a_time(taught: World) -> None:
 
 async def test_no_room_at_the_llm_is_no_room_for_samples(taught: World) -> None:
     """A sample is skipped while half of the LLM's slots are in use."""
-    taught.llm.delay_s = 0.2
+    taught.llm.gate = asyncio.Event()
     num_half = CONFIG.max_llm_in_flight // 2
     waiting = [asyncio.create_task(taught.recommend("long", request_id=f"r{n}")) for n in range(num_half)]
     await until(lambda: len(taught.llm.requests) == num_half)
@@ -207,6 +207,7 @@ async def test_no_room_at_the_llm_is_no_room_for_samples(taught: World) -> None:
     await taught.recommend("short")
 
     assert await outcomes(taught, 1) == {"llm_overloaded": 1}
+    taught.llm.gate.set()
     assert {(await task).tier for task in waiting} == {Tier.LLM}
 
 

@@ -151,17 +151,18 @@ async def test_a_request_under_way_is_answered_when_its_tenant_is_no_longer_admi
 ) -> None:
     """It was admitted; the tenant's next requests are refused within seconds."""
     llm, path = world.others["bolt.default"], tmp_path / "tenants.json"
-    llm.delay_s = 2.0
+    gate = llm.gate = asyncio.Event()
     await access.start()
-    under_way = asyncio.create_task(rest.recommend(ASKED, bearer("bolt")))
+    under_way = asyncio.create_task(rest.recommend({**ASKED, "deadline_ms": 40_000}, bearer("bolt")))
     await until(lambda: llm.requests)
-    llm.delay_s = 0.0
+    llm.gate = None
     write_tenants(path, read_tenants(path).with_changed("bolt", state=state))
 
     async def refused() -> str | None:
         return (await rest.recommend(ASKED, bearer("bolt"))).code
 
-    await until_answer(refused, code.__eq__, 10.0)
+    await until_answer(refused, code.__eq__)
+    gate.set()
     answer = await under_way
     await access.stop()
 

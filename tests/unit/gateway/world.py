@@ -137,7 +137,7 @@ def no_user_data(user_id: str) -> dict[str, Any]:
 
 
 CONFIG = PlaneConfig(
-    deadlines=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
+    deadlines=DeadlineLimits(default_ms=10_000, min_ms=5, max_ms=50_000, reserve_ms=8.0),
     admission=AdmissionLimits(max_in_flight=256, max_delay_s=60.0, max_busy=1e9),
     feature_timeout_s=60.0,
     llm_rule=LlmRule(min_history=3),

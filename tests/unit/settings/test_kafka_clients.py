@@ -83,7 +83,7 @@ def test_a_client_that_cannot_connect_says_why() -> None:
         threading.Thread(target=_hang_up, args=(server,), daemon=True).start()
         address = KafkaAddress(bootstrap=f"127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(KafkaTimeoutError, match=r"Unable to bootstrap from .*: KafkaConnectionError"):
-            open_client(KafkaProducer, address, bootstrap_timeout_ms=300)
+            open_client(KafkaProducer, address, bootstrap_timeout_ms=1_500)
 
 
 def _hang_up(server: socket.socket) -> None:

@@ -89,7 +89,7 @@ async def test_a_deadline_after_the_first_token_ends_the_choices(
     """Every unfinished choice gets finish reason `length` and stop reason `deadline`."""
     parrot.hangs_after = 3
 
-    answer = await http.post(COMPLETIONS, json=body(n=2, stream=stream), headers={"x-deadline-ms": "200"})
+    answer = await http.post(COMPLETIONS, json=body(n=2, stream=stream), headers={"x-deadline-ms": "1000"})
 
     parts = chunks(answer.text) if stream else [answer.json()]
     choices = [choice for part in parts for choice in part["choices"]]

@@ -123,8 +123,8 @@ async def test_a_slow_reader_opens_a_breaker_and_every_answer_is_in_time(world: 
     outcomes = []
     for number in range(6):
         started_s = time.monotonic()
-        answer = await world.recommend("short", wish=f"wish {number}", deadline_ms=200)
-        outcomes.append((answer.reason, time.monotonic() - started_s < 0.2))
+        answer = await world.recommend("short", wish=f"wish {number}", deadline_ms=2_000)
+        outcomes.append((answer.reason, time.monotonic() - started_s < 2.0))
     world.reader.gate.set()
 
     assert set(outcomes) == {("wish_not_read", True)}

@@ -61,7 +61,7 @@ def test_the_end_of_a_keeper_or_its_command_ends_the_whole_family(
 
     os.kill(keeper.pid if victim == "keeper" else pids[0], number)
 
-    assert keeper.wait(timeout=10) == code
+    assert keeper.wait(timeout=60) == code
     assert all(is_gone(pid) for pid in pids)
 
 
@@ -74,7 +74,7 @@ def test_a_command_is_killed_after_its_grace() -> None:
 
     keeper.terminate()
 
-    assert keeper.wait(timeout=10) == 137
+    assert keeper.wait(timeout=60) == 137
     keeper.stdout.close()
 
 

@@ -38,8 +38,11 @@ def answering() -> Iterator[Callable[[bytes], int]]:
         server.close()
 
 
-def test_a_probe_accepts_only_its_protocol_s_answer(answering: Callable[[bytes], int]) -> None:
+def test_a_probe_accepts_only_its_protocol_s_answer(
+    answering: Callable[[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A valid response is healthy, an invalid response is not."""
+    monkeypatch.setattr(probes, "TIMEOUT_S", 60.0)
     kafka_answer = b"\0\0\0\x06" + b"\0\0\0\x01" + b"\0\0"
 
     assert answers_redis(HOST, answering(b"+PONG\r\n"))

@@ -24,7 +24,7 @@ from tests.support.engine.dense import hidden_of
 from tests.support.engine.engine_scripts import LIMITS, Play, World, assert_as_alone
 from tests.support.engine.engines import build_decoder, build_items
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 SCRIPT = [
     ("text", 0, 12),
     ("rank", 4, 9),
@@ -56,8 +56,8 @@ def engine_over(folder: Path, depth: int, num_ranks: int, **knobs: int) -> tuple
 
 @pytest.fixture
 def two_ranks(tmp_path: Path) -> Iterator[tuple[Engine, LeadRank]]:
-    """An engine over two ranks."""
-    engine, ranks = engine_over(tmp_path, 2, 2)
+    """An engine over two ranks that wait five seconds for each other."""
+    engine, ranks = engine_over(tmp_path, 2, 2, rank_timeout_s=5)
     assert ranks is not None
     yield engine, ranks
     engine.close()

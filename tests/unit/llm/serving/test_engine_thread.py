@@ -41,7 +41,7 @@ async def test_every_caller_gets_its_own_answer_of_an_asynchronous_engine(engine
 
     ended = await asyncio.gather(*(thread.run_request(add) for _ in range(3)), thread.run_request(add_long))
     thread.stop()
-    await asyncio.to_thread(thread.join, 5.0)
+    await asyncio.to_thread(thread.join, 60.0)
 
     assert [len(end.outcome.item_indices) for end in ended] == [3, 3, 3, 0]
     assert len(ended[-1].outcome.token_ids) == 60
@@ -64,7 +64,7 @@ class Hold:
     def __call__(self, stepped: Stepped) -> None:
         self.ended.extend(stepped.ended)
         self.has_stepped.set()
-        self.may_go_on.wait(5.0)
+        self.may_go_on.wait(60.0)
 
 
 async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
@@ -78,7 +78,7 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
         await caller
     hold.may_go_on.set()
     thread.stop()
-    thread.join(5.0)
+    thread.join(60.0)
 
     assert [end.outcome.status for end in hold.ended] == [SequenceStatus.CANCELLED]
 
@@ -93,7 +93,7 @@ async def test_stopping_finishes_requests_in_flight(engine) -> None:
     thread.stop()
 
     assert (await caller).outcome.status is SequenceStatus.LENGTH
-    thread.join(5.0)
+    thread.join(60.0)
     assert not thread.is_alive
     with pytest.raises(DependencyUnavailable):
         await thread.run_request(add)
@@ -123,17 +123,17 @@ async def test_a_request_that_makes_a_step_fail_fails_alone(engine) -> None:
     alone = EngineThread(engine, 1, lambda stepped: None)
     expected = (await alone.run_request(add)).outcome.item_indices.tolist()
     alone.stop()
-    alone.join(5.0)
+    alone.join(60.0)
     thread, may_go_on = EngineThread(engine, 1, lambda stepped: None), threading.Event()
 
-    thread.call(lambda _: may_go_on.wait(5.0))
+    thread.call(lambda _: may_go_on.wait(60.0))
     callers = [asyncio.create_task(thread.run_request(request)) for request in (add, add_broken, add)]
     await asyncio.sleep(0)
     may_go_on.set()
     first, broken, last = await asyncio.gather(*callers, return_exceptions=True)
     later = await thread.run_request(add)
     thread.stop()
-    thread.join(5.0)
+    thread.join(60.0)
 
     assert type(broken) is DependencyUnavailable
     assert [request.outcome.item_indices.tolist() for request in (first, last, later)] == [expected] * 3
@@ -151,7 +151,7 @@ async def test_a_failed_step_ends_texts_that_have_begun(engine) -> None:
     hold.may_go_on.set()
     ends = await asyncio.gather(begun, broken, return_exceptions=True)
     thread.stop()
-    thread.join(5.0)
+    thread.join(60.0)
 
     assert [type(end) for end in ends] == [DependencyUnavailable] * 2
     assert thread.failure is None
@@ -167,7 +167,7 @@ async def test_a_failed_engine_fails_every_caller(engine) -> None:
     ends = await asyncio.gather(*(thread.run_request(add_broken) for _ in range(3)), return_exceptions=True)
 
     assert [type(end) for end in ends] == [DependencyUnavailable] * 3
-    thread.join(5.0)
+    thread.join(60.0)
     assert str(thread.failure) == "no such grammar"
     with pytest.raises(DependencyUnavailable):
         await thread.run_request(add)
@@ -188,7 +188,7 @@ async def test_the_queue_time_includes_the_step_in_progress(engine) -> None:
     assert end.outcome.arrival_s <= sent_s
     assert (await first).outcome.status is SequenceStatus.DONE
     thread.stop()
-    await asyncio.to_thread(thread.join, 5.0)
+    await asyncio.to_thread(thread.join, 60.0)
 
 
 async def test_a_stream_has_its_results_in_order_and_an_error_after_them() -> None:
@@ -205,7 +205,7 @@ async def test_a_stream_has_its_results_in_order_and_an_error_after_them() -> No
     assert list(await stream.take()) == [third]
     for _ in range(2):
         with pytest.raises(DependencyUnavailable):
-            await asyncio.wait_for(stream.take(), 5.0)
+            await asyncio.wait_for(stream.take(), 60.0)
 
 
 async def test_a_step_hangs_after_a_multiple_of_its_predicted_time(engine, monkeypatch) -> None:
@@ -227,7 +227,7 @@ async def test_a_step_hangs_after_a_multiple_of_its_predicted_time(engine, monke
     may_end.set()
     await caller
     thread.stop()
-    await asyncio.to_thread(thread.join, 5.0)
+    await asyncio.to_thread(thread.join, 60.0)
 
 
 async def test_the_thread_records_the_time_of_its_steps(engine) -> None:
@@ -236,6 +236,6 @@ async def test_the_thread_records_the_time_of_its_steps(engine) -> None:
 
     await thread.run_request(add_long)
     thread.stop()
-    await asyncio.to_thread(thread.join, 5.0)
+    await asyncio.to_thread(thread.join, 60.0)
 
     assert engine.expected_step_s > 0

@@ -210,7 +210,7 @@ async def test_a_caller_that_leaves_cancels_within_a_step(engine) -> None:
 
 async def test_a_deadline_ends_what_was_written(engine) -> None:
     """A text that passes its deadline ends with the tokens so far; without tokens, the request fails."""
-    deadline_s = time.monotonic() + 1.0
+    deadline_s = time.monotonic() + 3.0
     events = engine.events(prompt=PROMPT, max_tokens=190, ignore_eos=True, deadline_s=deadline_s)
     first = await anext(events)
     engine.may_step.clear()
@@ -306,7 +306,7 @@ async def test_schemas_that_take_long_stop_no_other_text(engine) -> None:
         engine.all_events(prompt="x", json_schema=json.dumps(schema), deadline_s=time.monotonic() + 0.2)
         for schema in slow
     ]
-    plain = engine.all_events(prompt="x", max_tokens=1, deadline_s=time.monotonic() + 5)
+    plain = engine.all_events(prompt="x", max_tokens=1, deadline_s=time.monotonic() + 60)
 
     *refused, written = await asyncio.gather(*guided, plain, return_exceptions=True)
 

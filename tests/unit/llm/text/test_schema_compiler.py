@@ -60,6 +60,7 @@ async def test_a_compilation_keeps_its_slot_until_it_ends(guide: SlowGuide) -> N
     compiler = SchemaCompiler(guide.compile, num_slots=2)
 
     ends = await asyncio.gather(*(compiler.compiled(schema, soon()) for schema in "abcd"), return_exceptions=True)
+    await until(lambda: len(guide.begun) == 2)
     begun = set(guide.begun)
     guide.may_end.set()
     later = await asyncio.gather(*(compiler.compiled(schema, None) for schema in "abcd"))
