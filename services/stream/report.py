@@ -12,6 +12,8 @@ from services.stream.aggregate import AppliedEvents
 from services.stream.decode import DeadLetter, LoggedInteraction
 
 _log = structlog.get_logger()
+_BEFORE_ERASURE = "before_erasure"
+"""A reason in the metric of skipped events."""
 
 
 class LogStep(StrEnum):
@@ -62,6 +64,10 @@ class WorkerReport:
                 if event.interaction.accepted_time_ms is not None:
                     waited_s = self._clock() - event.interaction.accepted_time_ms / 1_000
                     self._metrics.visible_seconds.observe(max(0.0, waited_s))  # the gateway's clock may be ahead
+
+    def late(self, num_events: int) -> None:
+        """Report events from before the erasure of their user, which are dropped."""
+        self._metrics.skipped.labels(_BEFORE_ERASURE).inc(num_events)
 
     def dead_lettered(self, dead: Sequence[DeadLetter]) -> None:
         """Report the dead letters."""

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 
 import structlog
@@ -37,6 +38,7 @@ from services.stream.continuity import Continuity
 from services.stream.decode import DeadLetter, Decoded, LoggedInteraction, Misplaced, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.erasure.eraser import Eraser
+from services.stream.erasure.late import without_late
 from services.stream.log.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
 from services.stream.popularity import ListedItems
@@ -218,7 +220,7 @@ class StreamWorker:
     ) -> bool:
         """Handle one batch; False when stopped before the store took it."""
         with span("decode"):
-            decoded = decode(records, consumer.num_partitions, _now_ms())
+            decoded = self._decode(records, consumer.num_partitions, pending)
         self._dead_letter(consumer, decoded.dead)
         if decoded.misplaced:
             self._reroute(consumer, decoded.misplaced)
@@ -228,6 +230,14 @@ class StreamWorker:
         self._popularity.add(decoded.events)
         self._report.went_on({record.position.partition for record in records})
         return True
+
+    def _decode(self, records: Sequence[Record], num_partitions: int, pending: Pending) -> Decoded:
+        """Decode a batch, without events from before the erasure of their user."""
+        decoded = decode(records, num_partitions, _now_ms())
+        erasures = chain(*pending.erasures.values(), decoded.erasures)
+        events = without_late(decoded.events, erasures, self._log.ledger)
+        self._report.late(len(decoded.events) - len(events))
+        return replace(decoded, events=events)
 
     def _batch_span(self, records: Sequence[Record]) -> AbstractContextManager[Span]:
         """Open the span of a batch if any producer is traced."""

@@ -52,6 +52,11 @@ SECRET = "user-müller/7"
 OTHER = "other"
 
 
+def recent(number: int, user_id: str) -> Interaction:
+    """Build an event of this moment."""
+    return click(number, user_id, event_time_ms=time.time_ns() // 1_000_000)
+
+
 def receipt_of(rig: Rig, erasure_id: str) -> ErasureProgress | None:
     """Read a receipt as a gateway does."""
 
@@ -80,18 +85,26 @@ def until_done(rig: Rig, *erasure_ids: str) -> None:
 
 
 def test_what_came_before_leaves_and_what_comes_after_begins_a_new_history(rig: Rig) -> None:
-    """An erasure removes a user's row and log, keeps other users', and later events begin a new, logged history."""
+    """An erasure removes a user's row and log, keeps other users', and events since begin a new, logged history.
+
+    Events from before that arrive after it are dropped.
+    """
     rig.start_worker()
     rig.send(*(click(number, SECRET) for number in range(1, 6)), click(6, OTHER))
     wait_for(lambda: len(rig.logged()) == 6, what="the log")
-    rig.send(click(7, SECRET), erasure(SECRET), click(8, SECRET), click(9, OTHER))
+    rig.send(click(7, SECRET), erasure(SECRET), click(10, SECRET), recent(8, SECRET), click(9, OTHER))
 
     wait_for(lambda: rig.rows(SECRET) and rig.rows(SECRET)[SECRET].item_ids == ("i8",), what="the new history")
     until_done(rig, "x")
+    rig.send(click(11, SECRET), click(12, OTHER))
+    wait_for(lambda: rig.rows(OTHER)[OTHER].item_ids[-1] == "i12", what="the other user's row")
+    wait_for(lambda: "e12" in {event_id for event_id, _, _ in rig.logged()}, what="the log")
     rig.stop_worker()
 
-    assert rig.rows(OTHER)[OTHER].item_ids == ("i6", "i9")
-    assert sorted(event_id for event_id, _, _ in rig.logged()) == ["e6", "e8", "e9"]
+    assert rig.rows(SECRET)[SECRET].item_ids == ("i8",)
+    assert rig.rows(OTHER)[OTHER].item_ids == ("i6", "i9", "i12")
+    assert sorted(event_id for event_id, _, _ in rig.logged()) == ["e12", "e6", "e8", "e9"]
+    assert rig.metric("tailrace_stream_skipped_total", reason="before_erasure") >= 2
 
 
 def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
@@ -164,7 +177,7 @@ def test_a_tenant_is_not_deleted_while_its_events_are_not_applied(rig: Rig) -> N
     rig.start_worker()
     wait_for(lambda: scan(settings, "acme").entries["offline logs"], what="the applied events")
     wait_for(lambda: not scan(settings, "acme").users or delete_data(settings, "acme"), 120.0, "the erasures")
-    rig.send(click(9, scoped("acme", "u1")))
+    rig.send(recent(9, scoped("acme", "u1")))
     wait_for(lambda: scan(settings, "acme").users, what="the returning user")
     wait_for(lambda: delete_data(settings, "acme"), 120.0, "the deletion")
     rig.stop_worker()
@@ -307,7 +320,7 @@ def test_neither_a_lost_nor_a_restored_store_nor_the_pipeline_brings_a_user_back
     with Redis(host=HOST, port=rig.features.redis.port) as client:
         backup = {key: client.dump(key) for key in client.scan_iter()}
         rig.start_worker()
-        rig.send(erasure(SECRET), click(3, SECRET), click(4, OTHER))
+        rig.send(erasure(SECRET), recent(3, SECRET), click(4, OTHER))
         until_done(rig, "x")
         rig.stop_worker()
         client.flushall()
@@ -346,7 +359,7 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, 
             for _ in range(12):
                 user_id, number = f"user-{draw.randrange(15)}", len(sent) + len(batch)
                 is_erasure = draw.random() < 0.15
-                batch.append(erasure(user_id, f"x{number}") if is_erasure else click(number, user_id))
+                batch.append(erasure(user_id, f"x{number}") if is_erasure else recent(number, user_id))
             rig.send(*batch)
             sent += batch
             time.sleep(draw.random() / 2)
@@ -401,7 +414,7 @@ def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path)
     """After a kill behind the first batch the command resumes; finally all are erased, and a last run sends nothing."""
     user_ids = [f"user, {number}" for number in range(NUM_BY_FILE)]
     users, out = tmp_path / "users.txt", tmp_path / "erased.csv"
-    users.write_text("\n".join([*user_ids, user_ids[0]]))
+    users.write_text("\n".join(f'"{user_id}"' for user_id in [*user_ids, user_ids[0]]))
     rig.send(*(click(number, user_id) for number, user_id in enumerate(user_ids[-50:])), click(99, OTHER))
     rig.start_worker()
     wait_for(lambda: rig.rows(OTHER), what="the worker")
