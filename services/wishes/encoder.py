@@ -55,13 +55,10 @@ class Encoder:
         def fill(rows: np.ndarray) -> None:
             vectors_ND[rows] = self._encode_batch([texts[row] for row in rows])
 
-        if self._num_threads == 1 or len(batches) <= 1:
-            for rows in batches:
-                fill(rows)
-        else:
-            with ThreadPoolExecutor(self._num_threads) as threads:
-                for _ in threads.map(fill, batches):
-                    pass
+        with ThreadPoolExecutor(self._num_threads) as threads:
+            fill_each = map if min(self._num_threads, len(batches)) <= 1 else threads.map
+            for _ in fill_each(fill, batches):
+                pass
         return vectors_ND
 
     def _encode_batch(self, texts: Sequence[str]) -> np.ndarray:
