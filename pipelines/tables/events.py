@@ -146,7 +146,7 @@ def read_events(
     at, num_unread = _times(frame, named, about)
     findings.note("{n} with an invalid offset_ms keep their event_time", num_unread)
     users = id_text(frame[named.column("user_id")], "user_id", about.ids["user_id"], findings)
-    value, unread = _values(frame, named)
+    value, unread = _values(frame, named, findings)
     table = pl.DataFrame(
         {
             "at": pl.int_range(frame.height, dtype=pl.Int64, eager=True),
@@ -292,8 +292,8 @@ def _types(frame: pl.DataFrame, named: Named, about: EventSurvey, findings: Find
     return types.fill_null(DEFAULT_TYPE)
 
 
-def _values(frame: pl.DataFrame, named: Named) -> tuple[pl.Series, pl.Series]:
-    """Return the values, 1 where missing or unreadable, and the text of unreadable values."""
+def _values(frame: pl.DataFrame, named: Named, findings: Findings) -> tuple[pl.Series, pl.Series]:
+    """Return the values, 1 where missing or unreadable, and the text of unreadable values; count missing values."""
     all_readable = pl.Series([None], dtype=pl.String).new_from_index(0, frame.height)
     if "value" not in named.fields:
         return pl.Series([1.0]).new_from_index(0, frame.height), all_readable
@@ -304,6 +304,10 @@ def _values(frame: pl.DataFrame, named: Named) -> tuple[pl.Series, pl.Series]:
     words, _ = present(as_text(column))
     truths = words.str.to_lowercase().replace_strict(_TRUTHS, default=None, return_dtype=pl.Float64)
     values = values.fill_null(truths)
+    findings.note(
+        "{n} without a value count with the value 1, also where rules have a `min_value`",
+        int((values.is_null() & words.is_null()).sum()),
+    )
     return values.fill_null(1.0), words.set(values.is_not_null(), None)
 
 

@@ -268,6 +268,11 @@ EVENTS = {
         [U, ("u", "a", U[2], "view", 1.0), ("u", "a", V[2], "buy", 1.0), V],
         notes=("events are ordered by time, and equal times from the last row up",),
     ),
+    "no value": Case(
+        HEADER + "u,a,1780000000,buy,\nv,a,1780000001,buy,1\n",
+        [U, V],
+        notes=("1 without a value count with the value 1, also where rules have a `min_value`",),
+    ),
     "newest days first": Case(
         "user_id,item_id,event_time,event_type\nu,a,20260529,buy\nu,a,20260528,view\nu,a,20260528,buy\n",
         [
