@@ -1,7 +1,8 @@
 """Rows of JSON: an object per line, an array of objects, or an object that holds such an array or objects by key.
 
-Nested objects become columns such as `properties.rating`. A column whose values have one type keeps it; a column of
-several types is text, with numbers as written. A line that is not a JSON object is set aside.
+Nested objects become columns such as `properties.rating`. A column whose values have one type keeps it; of integers and
+other numbers it has numbers, of several types text, with numbers as written. A line that is not a JSON object is set
+aside.
 """
 
 import codecs
@@ -23,6 +24,9 @@ BATCH_ROWS = 65_536
 _MAX_DEPTH = 3
 _NUM_PROBED = 5
 _INT_DIGITS = 18
+_MAX_EXACT = 2**53
+"""Larger integers are not all floating-point numbers."""
+_LONG = "long"
 _LOOKAHEAD, _MAX_OBJECT = 1 << 20, 1 << 28
 """Characters read ahead of an object, and the maximal length of an object."""
 _NEXT_OBJECT = re.compile(r"\}\s*,?\s*\{")
@@ -67,6 +71,7 @@ class JsonRows:
 
     def _column(self, name: str, values: list[Any]) -> pl.Series:
         kinds = self._kinds[name] - {"null"}
+        kinds = {"float"} if kinds == {"int", "float"} else {"int"} if kinds == {"int", _LONG} else kinds
         if kinds == {"list"}:
             return pl.Series(name, [None if value is None else members(value) for value in values], pl.List(pl.String))
         dtype = next((dtype for kind, dtype in _DTYPES.items() if kinds == {kind}), pl.String)
@@ -139,10 +144,12 @@ class JsonRows:
         return [value]
 
 
-_DTYPES = {"int": pl.Int64, "float": pl.Float64, "bool": pl.Boolean}
+_DTYPES = {"int": pl.Int64, _LONG: pl.Int64, "float": pl.Float64, "bool": pl.Boolean}
 
 
 def _kind(value: Any) -> str:
+    if type(value) is int and abs(value) > _MAX_EXACT:
+        return _LONG
     return "null" if value is None else type(value).__name__
 
 

@@ -593,10 +593,10 @@ def test_items_are_read_alike_by_all_commands(name: str, tmp_path: Path) -> None
     check(TABLES[name], found(TABLES[name], items_of, tmp_path)[0])
 
 
-def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, Any], Findings]:
+def states_of(content: str, tmp_path: Path, name: str = "table.csv", **options: Any) -> tuple[dict[str, Any], Findings]:
     """Import items, and return their states by id."""
     sent: list[Any] = []
-    path = written(tmp_path, Case(content, []))
+    path = written(tmp_path, Case(content, [], name=name))
     run = ImportRun(
         path=path,
         options=ItemArguments(**options).parsed(),
@@ -671,6 +671,14 @@ def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
     assert "description" not in states["p3"].attributes
     assert findings.num_unread == {"price": 1, "description": 1, "available": 1}
     assert sum("column popularity is skipped" in str(note) for note in findings.notes) == 1
+
+
+def test_numbers_of_json_are_numbers_also_if_some_are_whole(tmp_path: Path) -> None:
+    """A price of 10.0 is 10 in the JSON of most tools; integers that a float cannot hold stay as they are written."""
+    rows = '{"item_id": 9007199254740993, "price": 10}\n{"item_id": 12.0, "price": 9.5}\n'
+    states, _ = states_of(rows, tmp_path, "items.jsonl")
+
+    assert {name: state.attributes["price"] for name, state in states.items()} == {"9007199254740993": 10, "12": 9.5}
 
 
 def test_a_list_of_an_attribute_is_split_by_its_option(tmp_path: Path) -> None:
