@@ -1,16 +1,18 @@
 """Sources of a shop's tables: a file on disk or in an object store, or the result of a SQL query.
 
-Each becomes a local file, which pipelines.tables reads. Downloads from an object store resume. A database is read
-through ADBC, batch by batch, into an Arrow file, with its types.
+Each becomes a local file, which pipelines.tables reads. Downloads from an object store resume. PostgreSQL is read
+through ADBC, batch by batch, into an Arrow file, with its types, and SQLite row by row into JSON Lines.
 """
 
 import hashlib
+import json
+import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from models.registry.storage.objects import SCHEMES, open_store
+from pipelines.tables.encoding import as_utf8
 from pipelines.tables.files import check_file
 from services.errors import ConfigError, DataError, EnvironmentFault
 
@@ -22,6 +24,7 @@ _CREDENTIALS = {
 }
 """Environment variables of an object store's credentials, by scheme."""
 _CHUNK_BYTES = 8 << 20
+_QUERY = "--query 'SELECT item_id, title FROM products ORDER BY item_id'"
 
 
 def local_file(source: str, query: str | None, downloads: Path) -> Path:
@@ -63,13 +66,48 @@ def name_of(source: str, query: str | None) -> str:
 
 
 def _answer(source: str, query: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / hashlib.sha256(f"{source} {query}".encode()).hexdigest()[:16]
+    if source.startswith("sqlite://"):
+        return _answer_of_sqlite(Path(source.removeprefix("sqlite://")), query, path.with_suffix(".jsonl"))
+    return _answer_of_postgres(source, query, path.with_suffix(".arrow"))
+
+
+def _answer_of_sqlite(database: Path, query: str, path: Path) -> Path:
+    """Write the rows as JSON Lines: in SQLite each value has a type of its own, whatever the first rows have."""
+    if not database.is_file():
+        raise DataError("", f"no database {database}", "sqlite:///path/to/shop.db")
+    try:
+        with (
+            closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection,
+            path.open("w") as file,
+        ):
+            connection.text_factory = lambda text: as_utf8(text)[0].decode(errors="replace")
+            rows = connection.execute(query)
+            names = [column[0] for column in rows.description or ()]
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise DataError(min(twice), "twice in the query's result", "a distinct name for each column")
+            for row in rows:
+                file.write(f"{json.dumps(dict(zip(names, row, strict=True)), default=_of_blob)}\n")
+    except sqlite3.Error as error:
+        raise DataError("", f"sqlite://{database}: {error}", _QUERY) from error
+    return path
+
+
+def _of_blob(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _answer_of_postgres(source: str, query: str, path: Path) -> Path:
     import adbc_driver_manager.dbapi as dbapi
     import pyarrow as pa
+    from adbc_driver_postgresql import dbapi as postgresql
 
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(f'{source} {query}'.encode()).hexdigest()[:16]}.arrow"
     try:
-        with closing(_connect(source)) as connection, closing(connection.cursor()) as cursor:
+        with closing(postgresql.connect(source)) as connection, closing(connection.cursor()) as cursor:
             cursor.execute(query)
             batches = cursor.fetch_record_batch()
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batches.schema) as writer:
@@ -79,21 +117,8 @@ def _answer(source: str, query: str, folder: Path) -> Path:
         problem = f"{_without_secrets(source)}: {error}"
         if isinstance(error, dbapi.OperationalError):
             raise EnvironmentFault(f"{problem}; is the database up, and may this user read it?") from error
-        raise DataError("", problem, "--query 'SELECT item_id, title FROM products ORDER BY item_id'") from error
+        raise DataError("", problem, _QUERY) from error
     return path
-
-
-def _connect(source: str) -> Any:
-    if source.startswith("sqlite://"):
-        from adbc_driver_sqlite import dbapi as sqlite
-
-        path = Path(source.removeprefix("sqlite://"))
-        if not path.is_file():  # SQLite would create it
-            raise DataError("", f"no database {path}", "sqlite:///path/to/shop.db")
-        return sqlite.connect(str(path))
-    from adbc_driver_postgresql import dbapi as postgresql
-
-    return postgresql.connect(source)
 
 
 def _downloaded(url: str, folder: Path) -> Path:

@@ -163,7 +163,7 @@ def test_an_erasure_removes_the_rows_that_a_killed_import_left(shop: Shop, tmp_p
     left = [path.suffix for path in each_file(shop.settings.state_dir) if b"ann" in path.read_bytes()]
     is_free = remove_outputs(shop.settings.stages_dir, {"eve"}.__contains__)
 
-    assert {".arrow", ".parquet"} <= {*left}
+    assert {".jsonl", ".parquet"} <= {*left}
     assert is_free
     assert not [path for path in each_file(shop.settings.state_dir) if b"ann" in path.read_bytes()]
 
@@ -261,6 +261,23 @@ def test_rows_of_sqlite_are_as_they_were_written(tmp_path: Path) -> None:
         rows_of(f"sqlite://{path}.gone", QUERY, tmp_path)
     with pytest.raises(ConfigError, match="--query"):
         rows_of(f"sqlite://{path}", None, tmp_path)
+
+
+def test_a_column_of_sqlite_may_begin_with_other_values(tmp_path: Path) -> None:
+    """A price may be missing or whole in the first thousands of rows, and text in another."""
+    path, prices = tmp_path / "shop.db", [None] * 3_000 + [2, 1_234_567.89]
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE products (item_id, title, price)")
+        made.executemany("INSERT INTO products VALUES (?, ?, ?)", [(n, "a", price) for n, price in enumerate(prices)])
+    made.close()
+    numbers = rows_of(f"sqlite://{path}", "SELECT price FROM products", tmp_path)
+    with sqlite3.connect(path) as made:
+        made.execute("INSERT INTO products VALUES ('x', 'b', 'free')")
+    made.close()
+    texts = rows_of(f"sqlite://{path}", "SELECT price FROM products", tmp_path)
+
+    assert [row["price"] for row in numbers] == prices
+    assert [row["price"] for row in texts[-3:]] == ["2", "1234567.89", "free"]
 
 
 @pytest.fixture(scope="module")
